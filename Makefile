@@ -1,0 +1,56 @@
+# Two commands: `make demo` and `make test`. Both set up everything they need, and do nothing twice.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format test-slow bench clean
+
+help:           ## this list
+	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / — /'
+
+demo: $(VENV)/.demo ## a real local model answers through this client: no key, no account
+	@$(BIN)/asyncchat demo
+
+test: check $(VENV)/.model ## everything a change has to pass
+	@$(PYTEST) -m "not slow"
+
+check: $(VENV)/.dev ## lint, types, floors
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/basedpyright --level error
+	@$(BIN)/lint-imports --no-cache > $(VENV)/floors.txt || { cat $(VENV)/floors.txt; exit 1; }
+
+test-slow: $(VENV)/.model ## storms and other full-size runs (ten minutes at most)
+	@$(PYTEST) -m slow
+
+format: $(VENV)/.dev ## let the formatter and the linter mend what they can
+	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
+
+bench: $(VENV)/.bench ## side by side with bare aiohttp and openai; prints ratios
+	@for b in parse stream request; do $(BIN)/python -m benchmarks.bench_$$b || exit 1; done
+
+clean:          ## remove the environment
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	$(PIP) install -e ".[cli,local]"
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(PIP) install -e ".[dev]"
+	@touch $@ $(VENV)/.demo
+
+$(VENV)/.model: $(VENV)/.dev
+	@$(BIN)/asyncchat local install
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	$(PIP) install -e ".[bench]"
+	@touch $@

@@ -1,0 +1,2 @@
+"""asyncchat."""
+from asyncchat._version import __version__

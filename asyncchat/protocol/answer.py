@@ -1,0 +1,472 @@
+"""The body of an answer, whatever its framing, into events and one `Completion`.
+
+Not here: sockets, time, retries. This is the whole way of the data without the network, and can be used alone,
+on a file or with another HTTP client:
+
+```python
+reader = AnswerReader()
+for data in pieces_of_the_body:              # bytes, cut anywhere
+    for event in reader.feed(data): ...
+    if reader.done:
+        break
+completion = reader.finish()                 # raises if the answer was cut, refused or no answer
+```
+
+Framing is told by the first byte, not by the content type or by what was asked for: servers answer JSON to
+`stream=true` and events to `stream=false`. Each frame is decoded by the cheapest decoder that takes it:
+a lean struct that can hold nothing but content, then the public `Chunk`, then forgiving rules.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from asyncchat.errors import (
+    APIError,
+    AsyncChatError,
+    LimitExceeded,
+    ProtocolError,
+    RateLimitError,
+    StreamCut,
+    printable,
+)
+from asyncchat.protocol.assembler import Assembler
+from asyncchat.protocol.events import Event
+from asyncchat.protocol.lenient import END_MARK, NotJSON, read_values
+from asyncchat.protocol.response import (
+    Chunk,
+    Completion,
+    ServerFault,
+    Timing,
+    chunk_from,
+    chunk_with_extra,
+    fault_in,
+)
+from asyncchat.protocol.sse import MAX_EVENT_BYTES, SSEParser
+
+__all__ = ["MAX_ANSWER_BYTES", "AnswerReader", "read_completion"]
+
+MAX_ANSWER_BYTES = 256 * 2**20
+
+_BLANK = b" \t\r\n\xef\xbb\xbf"
+
+
+class _PlainDelta(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A delta that can hold nothing but content: to decode it is to know that."""
+
+    content: str | None = None
+    role: str | None = None
+    refusal: None = None
+    reasoning_content: None = None
+    reasoning: None = None
+    reasoning_details: None = None
+    tool_calls: None = None
+    function_call: None = None
+    annotations: None = None
+    audio: None = None
+
+
+class _PlainChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    delta: _PlainDelta
+    index: int | None = None
+    finish_reason: None = None
+    logprobs: None = None
+    # What servers put there as null until the end.
+    native_finish_reason: None = None
+    stop_reason: None = None
+    matched_stop: None = None
+    token_ids: None = None
+
+
+class _PlainChunk(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    choices: list[_PlainChoice]
+    id: str = ""
+    object: str = ""
+    created: int | None = None
+    model: str = ""
+    usage: None = None
+    error: None = None
+    system_fingerprint: str | None = None
+    service_tier: str | None = None
+    provider: str | None = None
+    obfuscation: str | None = None
+    prompt_token_ids: None = None
+
+    @property
+    def extra_(self) -> dict[str, Any] | None:
+        return {"provider": self.provider} if self.provider else None
+
+
+_decode_plain = msgspec.json.Decoder(_PlainChunk).decode
+_decode_chunk = msgspec.json.Decoder(Chunk).decode
+_decode_any = msgspec.json.Decoder().decode
+
+
+class AnswerReader:
+    """Reads one answer.
+
+    Args:
+        n: how many choices were asked for.
+        events: whether `feed` makes events; without them it only assembles, which is cheaper.
+        content_type: of the answer; told in errors where the body is no chat completion.
+        max_event_bytes: bound on one event, `LimitExceeded` beyond it.
+        max_answer_bytes: bound on the whole body, comments included.
+        split_think_tags: see `Assembler`.
+        cumulative_content: see `Assembler`.
+    """
+
+    __slots__ = (
+        "_assembler",
+        "_extras",
+        "_framing",
+        "_held",
+        "_lean",
+        "_max_answer_bytes",
+        "_max_event_bytes",
+        "_options",
+        "_parser",
+        "_try_lean",
+        "completion",
+        "content_type",
+        "done",
+        "error",
+        "events",
+        "frames",
+        "lenient_decodes",
+        "received",
+    )
+
+    def __init__(
+        self,
+        n: int = 1,
+        *,
+        events: bool = True,
+        content_type: str = "",
+        max_event_bytes: int = MAX_EVENT_BYTES,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
+        split_think_tags: bool = False,
+        cumulative_content: bool = False,
+    ) -> None:
+        self._assembler = Assembler(
+            n, split_think_tags=split_think_tags, cumulative_content=cumulative_content
+        )
+        self._parser = SSEParser(max_event_bytes)
+        self._framing: Literal["", "sse", "lines", "json"] = ""
+        self._held: list[bytes] = []  # of a body whose framing is not known yet, or that is JSON
+        self._lean = not (split_think_tags or cumulative_content)
+        self._try_lean = self._lean
+        self._extras = False  # whether the last frame had unknown fields
+        self._max_event_bytes = max_event_bytes
+        self._max_answer_bytes = max_answer_bytes
+        self.events = events
+        self.content_type = content_type
+        self.done = False
+        """Whether nothing more is to be read: the end mark has come, or an error."""
+        self.error: AsyncChatError | None = None
+        """What `finish` will raise; kept until then so that the events before it are not lost."""
+        self.completion: Completion | None = None
+        self.frames = 0
+        """How many frames brought a chunk."""
+        self.lenient_decodes = 0
+        """How many frames only the forgiving rules could read."""
+        self.received = 0
+        """Bytes fed so far."""
+
+    # ------------------------------------------------------------------------------------- bytes
+
+    def feed(self, data: bytes) -> list[Event]:
+        """Take in bytes and return what they tell. Never raises: see `error`."""
+        out: list[Event] = []
+        self._feed(data, out if self.events else None, None)
+        return out
+
+    def feed_chunks(self, data: bytes) -> list[Chunk]:
+        """Take in bytes and return the chunks in them as the server sent them."""
+        chunks: list[Chunk] = []
+        self._feed(data, None, chunks)
+        return chunks
+
+    def _feed(self, data: bytes, out: list[Event] | None, chunks: list[Chunk] | None) -> None:
+        if self.done:
+            return
+        self.received += len(data)
+        if self.received > self._max_answer_bytes:
+            self._fail(
+                LimitExceeded(
+                    f"the answer is larger than {self._max_answer_bytes} bytes",
+                    hint="Raise Limits(max_answer_bytes=...) if the server is right to send it.",
+                )
+            )
+        elif self._framing == "sse":
+            self._feed_sse(data, out, chunks)
+        else:
+            self._feed_unsure(data, out, chunks)
+
+    def _feed_sse(self, data: bytes, out: list[Event] | None, chunks: list[Chunk] | None) -> None:
+        parser, plain = self._parser, self._assembler.plain
+        try:
+            for payload in parser.feed(data):
+                if self._try_lean and chunks is None:
+                    try:
+                        chunk = _decode_plain(payload)
+                    except msgspec.DecodeError:
+                        pass
+                    else:
+                        plain(chunk, out)
+                        self.frames += 1
+                        continue
+                self._payload(payload, parser.event, out, chunks)
+                if self.done:
+                    return
+        except LimitExceeded as error:
+            self._fail(error)
+
+    def _feed_unsure(
+        self, data: bytes, out: list[Event] | None, chunks: list[Chunk] | None
+    ) -> None:
+        """The framing is not known yet, or is no SSE."""
+        if not self._framing:
+            self._held.append(data)
+            data = b"".join(self._held)
+            head = data.lstrip(_BLANK)
+            if not head:
+                return
+            self._held.clear()
+            if head[0] in b"{[":
+                self._framing = "lines"
+            elif head[0] == 0x3C:  # "<"
+                self._fail(self._no_answer("a web page"))
+                return
+            else:
+                self._framing = "sse"
+                self._feed_sse(data, out, chunks)
+                return
+        self._held.append(data)
+        if sum(map(len, self._held[-1:])) and self.received > self._max_event_bytes:
+            size = sum(map(len, self._held))
+            if size > self._max_event_bytes:
+                self._fail(LimitExceeded(f"the answer's JSON is larger than {size} bytes"))
+                return
+        if self._framing == "lines" and b"\n" in data:
+            self._feed_lines(out, chunks)
+
+    def _feed_lines(self, out: list[Event] | None, chunks: list[Chunk] | None) -> None:
+        """JSON lines, until a line turns out to be no value of its own: then it is one JSON text."""
+        *lines, rest = b"".join(self._held).split(b"\n")
+        for number, line in enumerate(lines):
+            values, problem = read_values(line)
+            if problem is not None and self.frames == 0:
+                self._framing = "json"
+                self._held = [b"\n".join([*lines[number:], rest])]
+                return
+            self._values(values, problem, "", out, chunks)
+            if self.done:
+                return
+        self._held = [rest]
+
+    # ------------------------------------------------------------------------------------ frames
+
+    def _payload(
+        self, payload: memoryview, event: str, out: list[Event] | None, chunks: list[Chunk] | None
+    ) -> None:
+        """One frame that the lean decoder did not take."""
+        chunk = None if event == "error" else self._decode(payload)
+        if chunk is None or chunk.object == "error":
+            self._values(*read_values(payload), event, out, chunks)
+            return
+        self._chunk(chunk, out, chunks)
+        # Reasoning, calls and unknown fields come in runs: the lean decoder is tried again after them.
+        self._try_lean = self._lean and not self._extras and _could_be_lean(chunk)
+
+    def _decode(self, payload: memoryview) -> Chunk | None:
+        if not self._extras:
+            try:
+                return _decode_chunk(payload)
+            except msgspec.DecodeError:
+                pass
+        try:
+            source = _decode_any(payload)
+        except msgspec.DecodeError:
+            return None
+        chunk = chunk_with_extra(source) if isinstance(source, dict) else None
+        if chunk is not None:
+            choices = chunk.choices
+            self._extras = bool(chunk.extra_) or any(c.extra_ or c.delta.extra_ for c in choices)
+        return chunk
+
+    def _values(
+        self,
+        values: list[object],
+        problem: NotJSON | None,
+        event: str,
+        out: list[Event] | None,
+        chunks: list[Chunk] | None,
+    ) -> None:
+        """What the forgiving rules found in one frame."""
+        for value in values:
+            if value is END_MARK:
+                self.done = True
+                return
+            if fault := fault_in(value, event):
+                self._take_rest(value, out, chunks)
+                self._fail(self._refused(fault))
+                return
+            for item in value if isinstance(value, list) else [value]:
+                if not isinstance(item, dict):
+                    self._fail(self._no_answer(f"a JSON {type(item).__name__}"))
+                    return
+                self.lenient_decodes += 1
+                if not self._object(item, out, chunks):
+                    return
+        if problem is not None:
+            self._fail(self._no_answer(f"no JSON ({problem})"))
+
+    def _take_rest(
+        self, value: object, out: list[Event] | None, chunks: list[Chunk] | None
+    ) -> None:
+        """A frame that tells of a failure may carry the last words as well."""
+        if isinstance(value, dict) and value.get("choices"):
+            self._object(value, out, chunks)
+
+    def _object(
+        self, source: dict[str, object], out: list[Event] | None, chunks: list[Chunk] | None
+    ) -> bool:
+        try:
+            chunk = chunk_from(source)
+        except ValueError as error:
+            self._fail(self._no_answer(str(error)))
+            return False
+        self._chunk(chunk, out, chunks, odd_text=True)
+        return self.error is None
+
+    def _chunk(
+        self,
+        chunk: Chunk,
+        out: list[Event] | None,
+        chunks: list[Chunk] | None,
+        *,
+        odd_text: bool = False,
+    ) -> None:
+        self.frames += 1
+        self._assembler.feed(chunk, out, odd_text=odd_text)
+        if chunks is not None:
+            chunks.append(chunk)
+        if self._assembler.finish_error and self.error is None:
+            self._fail(self._refused(ServerFault("the server ended the answer as failed")))
+
+    # ----------------------------------------------------------------------------------- the end
+
+    def close(self, timing: Timing | None = None) -> list[Event]:
+        """Say that the body is over, and return the last events; `completion` is then there.
+
+        Raises:
+            StreamCut: the answer ended without end mark and finish_reason, or inside an event or a call.
+            ProtocolError: there was no answer in it.
+            APIError: the server told of a failure.
+        """
+        out: list[Event] = []
+        if not self.done:
+            self._end_of_body(out if self.events else None)
+        if self.error is None:
+            self._judge()
+        if self.error is not None:
+            raise self.error
+        self.completion = self._assembler.finish(out if self.events else None, timing)
+        return out
+
+    def finish(self, timing: Timing | None = None) -> Completion:
+        """Say that the body is over, and return the answer. Raises as `close` does."""
+        if self.completion is None:
+            self.close(timing)
+        assert self.completion is not None
+        return self.completion
+
+    def _end_of_body(self, out: list[Event] | None) -> None:
+        """The connection ended without an end mark: take what is whole, and say what is not."""
+        if self._framing in ("lines", "json"):
+            values, problem = read_values(b"".join(self._held))
+            if problem is not None and problem.at_end:
+                self._values(values, None, "", out, None)
+                self._fail_first(self._cut("inside its JSON"))
+            else:
+                self._values(values, problem, "", out, None)
+            return
+        payload = self._parser.flush()
+        if payload is None:
+            return
+        values, problem = read_values(payload)
+        self._values(values, None, self._parser.event, out, None)
+        if problem is not None:
+            self._fail_first(self._cut("inside an event"))
+
+    def _judge(self) -> None:
+        assembler = self._assembler
+        if not assembler.has_choice:
+            what = "an answer without a choice" if self.received else "an empty body"
+            self._fail(self._no_answer(what))
+        elif not self.done and not assembler.is_finished:
+            self._fail(self._cut("without finish_reason and end mark"))
+        elif assembler.has_cut_call:
+            self._fail(self._cut("inside the arguments of a call"))
+
+    @property
+    def has_said(self) -> bool:
+        """Whether text or a call has come."""
+        return self._assembler.has_said
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every choice has its finish_reason, so that a lost connection loses no answer."""
+        return self._assembler.is_finished and self.error is None
+
+    def snapshot(self) -> Completion:
+        """Return the answer so far, built now."""
+        return self.completion or self._assembler.snapshot()
+
+    # ------------------------------------------------------------------------------------ errors
+
+    def _fail(self, error: AsyncChatError) -> None:
+        error.partial = self._assembler.snapshot()
+        self.error = error
+        self.done = True
+
+    def _fail_first(self, error: AsyncChatError) -> None:
+        if self.error is None:
+            self._fail(error)
+
+    def _refused(self, fault: ServerFault) -> APIError:
+        limited = fault.code in (429, "429") or "rate_limit_exceeded" in (fault.code, fault.type)
+        return (RateLimitError if limited else APIError)(
+            printable(fault.message),
+            code=fault.code,
+            type=fault.type,
+            param=fault.param,
+            retryable=limited,
+        )
+
+    def _no_answer(self, what: str) -> ProtocolError:
+        kind = f" of type {self.content_type}" if self.content_type else ""
+        return ProtocolError(
+            f"the server sent {what} where a chat completion was due, in a body{kind}",
+            hint="Does base_url end in /v1, and is it an OpenAI-compatible server?",
+        )
+
+    @staticmethod
+    def _cut(where: str) -> StreamCut:
+        return StreamCut(f"the answer ended {where}", hint="`partial` holds what had come.")
+
+
+def _could_be_lean(chunk: Chunk) -> bool:
+    if len(chunk.choices) != 1:
+        return True
+    delta = chunk.choices[0].delta
+    return not (
+        delta.tool_calls or delta.reasoning_content or delta.function_call or delta.refusal
+    )
+
+
+def read_completion(body: bytes, n: int = 1, **options: Any) -> AnswerReader:  # noqa: ANN401
+    """Read a whole body at once; the reader's `finish` then gives the answer. Options as for `AnswerReader`."""
+    reader = AnswerReader(n, events=False, **options)
+    reader.feed(body)
+    return reader

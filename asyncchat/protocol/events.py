@@ -1,0 +1,151 @@
+"""The vocabulary of a stream: what happened, one frozen struct each, made for `match`.
+
+Not here: how events come about. Each has the `type` string of OpenAI's event of that kind, and `choice`, the
+index of the answer it belongs to where `n` answers were asked for.
+"""
+
+from typing import ClassVar, TypeAlias
+
+import msgspec
+
+from asyncchat.protocol.response import Timing, TokenLogprob, Usage
+
+__all__ = [
+    "ContentDelta",
+    "ContentDone",
+    "Event",
+    "Finish",
+    "LogprobsDelta",
+    "ReasoningDelta",
+    "ReasoningDone",
+    "RefusalDelta",
+    "RefusalDone",
+    "ToolCallDelta",
+    "ToolCallDone",
+    "ToolCallStarted",
+    "UsageReport",
+]
+
+
+class ContentDelta(msgspec.Struct, frozen=True, gc=False, tag="content.delta"):
+    """Text of the answer."""
+
+    type: ClassVar[str] = "content.delta"
+    delta: str
+    choice: int = 0
+
+
+class ContentDone(msgspec.Struct, frozen=True, gc=False, tag="content.done"):
+    """The whole text, once the answer has ended."""
+
+    type: ClassVar[str] = "content.done"
+    content: str
+    choice: int = 0
+
+
+class RefusalDelta(msgspec.Struct, frozen=True, gc=False, tag="refusal.delta"):
+    """Text of a refusal."""
+
+    type: ClassVar[str] = "refusal.delta"
+    delta: str
+    choice: int = 0
+
+
+class RefusalDone(msgspec.Struct, frozen=True, gc=False, tag="refusal.done"):
+    """The whole refusal, once the answer has ended."""
+
+    type: ClassVar[str] = "refusal.done"
+    refusal: str
+    choice: int = 0
+
+
+class ReasoningDelta(msgspec.Struct, frozen=True, gc=False, tag="reasoning.delta"):
+    """Text of the model's reasoning."""
+
+    type: ClassVar[str] = "reasoning.delta"
+    delta: str
+    choice: int = 0
+
+
+class ReasoningDone(msgspec.Struct, frozen=True, gc=False, tag="reasoning.done"):
+    """The whole reasoning, once the answer has ended: models may think again between words."""
+
+    type: ClassVar[str] = "reasoning.done"
+    reasoning: str
+    choice: int = 0
+
+
+class ToolCallStarted(msgspec.Struct, frozen=True, gc=False, tag="tool_calls.function.started"):
+    """The model begins a call and its name is known. `id` is `""` where the server has sent none yet."""
+
+    type: ClassVar[str] = "tool_calls.function.started"
+    index: int
+    name: str
+    id: str = ""
+    choice: int = 0
+
+
+class ToolCallDelta(
+    msgspec.Struct, frozen=True, gc=False, tag="tool_calls.function.arguments.delta"
+):
+    """A piece of a call's arguments, as it came."""
+
+    type: ClassVar[str] = "tool_calls.function.arguments.delta"
+    index: int
+    arguments_delta: str
+    choice: int = 0
+
+
+class ToolCallDone(
+    msgspec.Struct, frozen=True, gc=False, tag="tool_calls.function.arguments.done"
+):
+    """A call is complete: its arguments are whole JSON, and something said that no more of it comes."""
+
+    type: ClassVar[str] = "tool_calls.function.arguments.done"
+    index: int
+    name: str
+    arguments: str
+    id: str = ""
+    choice: int = 0
+
+
+class LogprobsDelta(msgspec.Struct, frozen=True, gc=False, tag="logprobs.content.delta"):
+    """Log probabilities of the tokens that a chunk brought."""
+
+    type: ClassVar[str] = "logprobs.content.delta"
+    content: list[TokenLogprob]
+    refusal: list[TokenLogprob] = []
+    choice: int = 0
+
+
+class UsageReport(msgspec.Struct, frozen=True, gc=False, tag="usage"):
+    """What the server has counted so far; the last one stands."""
+
+    type: ClassVar[str] = "usage"
+    usage: Usage
+
+
+class Finish(msgspec.Struct, frozen=True, gc=False, tag="finish"):
+    """The answer has ended as it should. `reason` is the server's word, None where it sent none."""
+
+    type: ClassVar[str] = "finish"
+    reason: str | None
+    usage: Usage | None = None
+    timing: Timing | None = None
+    choice: int = 0
+
+
+Event: TypeAlias = (
+    ContentDelta
+    | ContentDone
+    | RefusalDelta
+    | RefusalDone
+    | ReasoningDelta
+    | ReasoningDone
+    | ToolCallStarted
+    | ToolCallDelta
+    | ToolCallDone
+    | LogprobsDelta
+    | UsageReport
+    | Finish
+)

@@ -1,0 +1,257 @@
+"""Which call a fragment belongs to, and what a call is in the end.
+
+Not here: text, choices, the rest of a message. A server may leave out indexes, repeat them, send ids late, early,
+on every fragment or never, and cut names and arguments anywhere. The order of the rules below is their meaning:
+id before index before position. "Open" is the call touched last.
+"""
+
+from asyncchat.protocol.events import Event, ToolCallDelta, ToolCallDone, ToolCallStarted
+from asyncchat.protocol.lenient import is_json, mend_surrogates, split_json
+from asyncchat.protocol.response import Function, FunctionDelta, ToolCall, ToolCallFragment
+
+__all__ = ["ToolCalls"]
+
+
+class _Call:
+    """One call as it grows: pieces of text, joined once."""
+
+    __slots__ = ("announced", "done", "extra", "held", "id", "name", "pieces", "position", "type")
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        self.id = ""
+        self.name = ""
+        self.type = ""
+        self.pieces: list[str] = []
+        self.extra: dict[str, object] = {}
+        self.held = ""  # half of a surrogate pair, kept from the last event
+        self.announced = False
+        self.done = False
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the arguments are whole JSON; the last character spares nearly every join."""
+        return bool(self.pieces) and self.pieces[-1].rstrip()[-1:] in "}]" and is_json(self.text)
+
+
+class ToolCalls:
+    """The calls of one choice, in order of first appearance."""
+
+    __slots__ = ("_by_id", "_by_index", "_calls", "_choice", "_open", "_origins")
+
+    def __init__(self, choice: int) -> None:
+        self._choice = choice
+        self._calls: list[_Call] = []
+        self._by_id: dict[str, _Call] = {}
+        self._by_index: dict[int, _Call] = {}
+        self._open: _Call | None = None
+        self._origins: list[_Call] = []  # of each call that `final` gave, which one it grew from
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def feed(self, fragment: ToolCallFragment, out: list[Event] | None) -> None:
+        """Add one fragment; append what it tells to `out`, unless that is None."""
+        function = fragment.function or FunctionDelta()
+        name, arguments = function.name or "", function.arguments or ""
+        if name == "null" and self._has_name(fragment):
+            name = ""
+        if not (fragment.id or name or arguments):
+            if fragment.extra_ and (call := self._touched(fragment)) is not None:
+                call.extra.update(fragment.extra_)
+            return  # hollow: it opens nothing
+        before = len(self._calls)
+        call = self._owner(fragment, name)
+        if out is not None and len(self._calls) > before:
+            self._settle(out, but=call)
+        self._add(call, fragment, name)
+        if arguments:
+            call.pieces.append(arguments)
+            if out is not None:
+                self._tell(call, arguments, out)
+
+    # --------------------------------------------------------------------------------- routing
+
+    def _touched(self, fragment: ToolCallFragment) -> _Call | None:
+        if fragment.id and fragment.id in self._by_id:
+            return self._by_id[fragment.id]
+        if fragment.index is not None and fragment.index in self._by_index:
+            return self._by_index[fragment.index]
+        return self._open
+
+    def _has_name(self, fragment: ToolCallFragment) -> bool:
+        call = self._touched(fragment)
+        return call is not None and bool(call.name)
+
+    def _owner(self, fragment: ToolCallFragment, name: str) -> _Call:
+        call_id, index, current = fragment.id or "", fragment.index, self._open
+        if call_id in self._by_id:
+            call = self._by_id[call_id]
+        elif index is not None and index in self._by_index:
+            call = self._at_known_index(self._by_index[index], call_id, name)
+        elif current is None or (index is not None and not self._is_tail(current, call_id, name)):
+            call = self._new()
+        elif index is not None:
+            call = current
+        else:
+            call = self._without_index(current, call_id, name)
+        if index is not None and (call_id not in self._by_id or index not in self._by_index):
+            self._by_index[index] = call
+        self._open = call
+        return call
+
+    def _at_known_index(self, call: _Call, call_id: str, name: str) -> _Call:
+        if call_id and name:
+            # Its own head may come late: then it has no id yet, and nothing that speaks against the name.
+            late = not call.id and (not call.name or (call.name == name and not call.is_finished))
+            return call if late else self._new()
+        if name and call.name and name != call.name and call.is_finished:
+            return self._new()
+        return call
+
+    @staticmethod
+    def _is_tail(current: _Call, call_id: str, name: str) -> bool:
+        return not call_id and not name and not current.is_finished
+
+    def _without_index(self, current: _Call, call_id: str, name: str) -> _Call:
+        if not name:
+            return current
+        another = bool(call_id and current.id)
+        if not current.name and not another:
+            return current
+        repeats = name == current.name and not current.is_finished
+        return current if repeats and not another else self._new()
+
+    def _new(self) -> _Call:
+        call = _Call(len(self._calls))
+        self._calls.append(call)
+        return call
+
+    def _add(self, call: _Call, fragment: ToolCallFragment, name: str) -> None:
+        if fragment.id:
+            call.id = call.id or fragment.id
+            self._by_id.setdefault(fragment.id, call)
+        if not call.name:
+            call.name = name
+        elif name and name != call.name and not call.pieces:
+            call.name += name  # a name in fragments; an equal one is a repeat
+        call.type = call.type or fragment.type or ""
+        if fragment.extra_:
+            call.extra.update(fragment.extra_)
+        if fragment.function is not None and fragment.function.extra_:
+            call.extra.update(fragment.function.extra_)
+
+    # ---------------------------------------------------------------------------------- events
+
+    def _tell(self, call: _Call, arguments: str, out: list[Event]) -> None:
+        if not call.announced:
+            if not call.name:
+                return  # its name is still to come; what it said so far is told then
+            self._announce(call, out)
+            arguments = call.text
+        if call.held or not arguments.isascii():
+            arguments, call.held = mend_surrogates(call.held + arguments, more_may_come=True)
+        if arguments:
+            out.append(ToolCallDelta(call.position, arguments, self._choice))
+
+    def _announce(self, call: _Call, out: list[Event]) -> None:
+        call.announced = True
+        out.append(ToolCallStarted(call.position, call.name, call.id, self._choice))
+
+    def _settle(self, out: list[Event], but: _Call | None = None) -> None:
+        """Tell of the calls that something else has now followed: started, and done if whole."""
+        for call in self._calls:
+            if call is but or call.done:
+                continue
+            if not call.announced and call.name:
+                self._announce(call, out)
+                if call.pieces:
+                    self._tell(call, call.text, out)
+            if call.is_finished:
+                self._finish_call(call, call.text, out)
+
+    def _finish_call(self, call: _Call, arguments: str, out: list[Event]) -> None:
+        call.done = True
+        done = ToolCallDone(call.position, call.name, arguments, call.id, self._choice)
+        out.append(done)
+
+    def settle(self, out: list[Event]) -> None:
+        """Tell of every call that is whole, since the choice has its finish_reason."""
+        self._settle(out)
+
+    def finish(self, calls: list[ToolCall], out: list[Event]) -> None:
+        """Tell what is still untold of `calls`, which `final` gave."""
+        for call in self._calls:
+            if not call.announced:
+                self._announce(call, out)
+                if call.pieces:
+                    self._tell(call, call.text, out)
+        for position, (origin, made) in enumerate(zip(self._origins, calls, strict=True)):
+            if not origin.done and made.function.is_complete:
+                name, arguments = made.function.name, made.function.arguments
+                out.append(ToolCallDone(position, name, arguments, made.id, self._choice))
+
+    # ----------------------------------------------------------------------------------- result
+
+    @property
+    def all_whole(self) -> bool:
+        """Whether no call was cut in its arguments."""
+        return all(not call.pieces or split_json(call.text) for call in self._calls)
+
+    def final(self, prefix: str, *, ended: bool) -> list[ToolCall]:
+        """Return the calls; once `ended`, with arguments mended where the rules allow it.
+
+        `prefix` begins the ids made for calls that came without.
+        """
+        calls: list[ToolCall] = []
+        self._origins = []
+        for call in self._calls:
+            text, _ = mend_surrogates(call.text, more_may_come=not ended)
+            for number, one in enumerate(_mended(text) if ended else [text]):
+                calls.append(self._made(call, one, first=number == 0))
+                self._origins.append(call)
+        taken = {made.id for made in calls}
+        for position, made in enumerate(calls):
+            if not made.id:
+                made.id = _fresh(f"{prefix}{position}", taken)
+        return calls
+
+    @staticmethod
+    def _made(call: _Call, arguments: str, *, first: bool) -> ToolCall:
+        made = ToolCall(
+            id=call.id if first else "",
+            type=call.type or "function",
+            function=Function(name=call.name, arguments=arguments),
+        )
+        if call.extra:
+            made.extra_ = dict(call.extra)
+        return made
+
+
+def _mended(text: str) -> list[str]:
+    """Return the argument texts in one call's text: nearly always that one text, untouched."""
+    if not text.strip():
+        return ["{}"]
+    if is_json(text):
+        return [text]
+    values = split_json(text)
+    if values is None:
+        return [text]  # cut: kept as it is, and `Function.is_complete` says so
+    while len(values) > 1 and values[0][1] == {}:
+        values = values[1:]  # an empty object as a head start
+    distinct: list[tuple[str, object]] = []
+    for one in values:
+        if all(one[1] != other[1] for other in distinct):  # else it was sent twice
+            distinct.append(one)
+    return [text for text, _ in distinct]
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name

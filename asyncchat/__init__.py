@@ -1,2 +1,272 @@
-"""asyncchat."""
+"""asyncchat: the asyncio-first client for every server that speaks the OpenAI Chat Completions format.
+
+Names only, loaded when first used (PEP 562): `import asyncchat` imports nothing of a third party but msgspec, and that
+too only with the first name that needs it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from asyncchat._version import __version__
+
+if TYPE_CHECKING:
+    from asyncchat.client.client import AsyncChat as AsyncChat
+    from asyncchat.client.pool import Statistics as Statistics
+    from asyncchat.client.stream import ChatStream as ChatStream
+    from asyncchat.errors import (
+        APIConnectionError as APIConnectionError,
+    )
+    from asyncchat.errors import (
+        APIError as APIError,
+    )
+    from asyncchat.errors import (
+        APIStatusError as APIStatusError,
+    )
+    from asyncchat.errors import (
+        APITimeoutError as APITimeoutError,
+    )
+    from asyncchat.errors import (
+        AsyncChatError as AsyncChatError,
+    )
+    from asyncchat.errors import (
+        AuthenticationError as AuthenticationError,
+    )
+    from asyncchat.errors import (
+        BadRequestError as BadRequestError,
+    )
+    from asyncchat.errors import (
+        ConflictError as ConflictError,
+    )
+    from asyncchat.errors import (
+        ContentFilterFinishReasonError as ContentFilterFinishReasonError,
+    )
+    from asyncchat.errors import (
+        InternalServerError as InternalServerError,
+    )
+    from asyncchat.errors import (
+        JournalError as JournalError,
+    )
+    from asyncchat.errors import (
+        LengthFinishReasonError as LengthFinishReasonError,
+    )
+    from asyncchat.errors import (
+        LimitExceeded as LimitExceeded,
+    )
+    from asyncchat.errors import (
+        NotFoundError as NotFoundError,
+    )
+    from asyncchat.errors import (
+        OutputMismatch as OutputMismatch,
+    )
+    from asyncchat.errors import (
+        PermissionDeniedError as PermissionDeniedError,
+    )
+    from asyncchat.errors import (
+        PoolClosed as PoolClosed,
+    )
+    from asyncchat.errors import (
+        ProtocolError as ProtocolError,
+    )
+    from asyncchat.errors import (
+        RateLimitError as RateLimitError,
+    )
+    from asyncchat.errors import (
+        StreamCut as StreamCut,
+    )
+    from asyncchat.errors import (
+        StreamStalled as StreamStalled,
+    )
+    from asyncchat.errors import (
+        UnprocessableEntityError as UnprocessableEntityError,
+    )
+    from asyncchat.policy.limits import Limits as Limits
+    from asyncchat.policy.retry import RetryPolicy as RetryPolicy
+    from asyncchat.policy.timeout import Timeout as Timeout
+    from asyncchat.protocol.answer import AnswerReader as AnswerReader
+    from asyncchat.protocol.assembler import Assembler as Assembler
+    from asyncchat.protocol.events import (
+        ContentDelta as ContentDelta,
+    )
+    from asyncchat.protocol.events import (
+        ContentDone as ContentDone,
+    )
+    from asyncchat.protocol.events import (
+        Event as Event,
+    )
+    from asyncchat.protocol.events import (
+        Finish as Finish,
+    )
+    from asyncchat.protocol.events import (
+        LogprobsDelta as LogprobsDelta,
+    )
+    from asyncchat.protocol.events import (
+        ReasoningDelta as ReasoningDelta,
+    )
+    from asyncchat.protocol.events import (
+        ReasoningDone as ReasoningDone,
+    )
+    from asyncchat.protocol.events import (
+        RefusalDelta as RefusalDelta,
+    )
+    from asyncchat.protocol.events import (
+        RefusalDone as RefusalDone,
+    )
+    from asyncchat.protocol.events import (
+        ToolCallDelta as ToolCallDelta,
+    )
+    from asyncchat.protocol.events import (
+        ToolCallDone as ToolCallDone,
+    )
+    from asyncchat.protocol.events import (
+        ToolCallStarted as ToolCallStarted,
+    )
+    from asyncchat.protocol.events import (
+        UsageReport as UsageReport,
+    )
+    from asyncchat.protocol.request import (
+        Assistant as Assistant,
+    )
+    from asyncchat.protocol.request import (
+        AudioPart as AudioPart,
+    )
+    from asyncchat.protocol.request import (
+        Developer as Developer,
+    )
+    from asyncchat.protocol.request import (
+        ImagePart as ImagePart,
+    )
+    from asyncchat.protocol.request import (
+        System as System,
+    )
+    from asyncchat.protocol.request import (
+        TextPart as TextPart,
+    )
+    from asyncchat.protocol.request import (
+        ToolResult as ToolResult,
+    )
+    from asyncchat.protocol.request import (
+        User as User,
+    )
+    from asyncchat.protocol.response import (
+        HTTP as HTTP,
+    )
+    from asyncchat.protocol.response import (
+        Choice as Choice,
+    )
+    from asyncchat.protocol.response import (
+        Chunk as Chunk,
+    )
+    from asyncchat.protocol.response import (
+        Completion as Completion,
+    )
+    from asyncchat.protocol.response import (
+        Delta as Delta,
+    )
+    from asyncchat.protocol.response import (
+        Function as Function,
+    )
+    from asyncchat.protocol.response import (
+        Logprobs as Logprobs,
+    )
+    from asyncchat.protocol.response import (
+        Message as Message,
+    )
+    from asyncchat.protocol.response import (
+        Timing as Timing,
+    )
+    from asyncchat.protocol.response import (
+        ToolCall as ToolCall,
+    )
+    from asyncchat.protocol.response import (
+        Usage as Usage,
+    )
+    from asyncchat.protocol.sse import SSEParser as SSEParser
+
+_HOMES = {
+    "asyncchat.client.client": ("AsyncChat",),
+    "asyncchat.client.pool": ("Statistics",),
+    "asyncchat.client.stream": ("ChatStream",),
+    "asyncchat.errors": (
+        "APIConnectionError",
+        "APIError",
+        "APIStatusError",
+        "APITimeoutError",
+        "AsyncChatError",
+        "AuthenticationError",
+        "BadRequestError",
+        "ConflictError",
+        "ContentFilterFinishReasonError",
+        "InternalServerError",
+        "JournalError",
+        "LengthFinishReasonError",
+        "LimitExceeded",
+        "NotFoundError",
+        "OutputMismatch",
+        "PermissionDeniedError",
+        "PoolClosed",
+        "ProtocolError",
+        "RateLimitError",
+        "StreamCut",
+        "StreamStalled",
+        "UnprocessableEntityError",
+    ),
+    "asyncchat.policy.limits": ("Limits",),
+    "asyncchat.policy.retry": ("RetryPolicy",),
+    "asyncchat.policy.timeout": ("Timeout",),
+    "asyncchat.protocol.answer": ("AnswerReader",),
+    "asyncchat.protocol.assembler": ("Assembler",),
+    "asyncchat.protocol.events": (
+        "ContentDelta",
+        "ContentDone",
+        "Event",
+        "Finish",
+        "LogprobsDelta",
+        "ReasoningDelta",
+        "ReasoningDone",
+        "RefusalDelta",
+        "RefusalDone",
+        "ToolCallDelta",
+        "ToolCallDone",
+        "ToolCallStarted",
+        "UsageReport",
+    ),
+    "asyncchat.protocol.request": (
+        "Assistant",
+        "AudioPart",
+        "Developer",
+        "ImagePart",
+        "System",
+        "TextPart",
+        "ToolResult",
+        "User",
+    ),
+    "asyncchat.protocol.response": (
+        "HTTP",
+        "Choice",
+        "Chunk",
+        "Completion",
+        "Delta",
+        "Function",
+        "Logprobs",
+        "Message",
+        "Timing",
+        "ToolCall",
+        "Usage",
+    ),
+    "asyncchat.protocol.sse": ("SSEParser",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = ["__version__", *_HOME_OF]  # noqa: PLE0604  names, of the table above
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

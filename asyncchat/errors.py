@@ -20,9 +20,13 @@ work carries errors across processes. Names in common with `openai` mean the sam
     └── JournalError                    the record of a batch cannot be used
 """
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from asyncchat.policy.retry import RateLimit
     from asyncchat.protocol.response import Completion
 
 __all__ = [
@@ -87,7 +91,7 @@ class AsyncChatError(Exception):
         retry_after: float | None = None,
         partial: "Completion | None" = None,
     ) -> None:
-        super().__init__(f"{message} {hint}" if hint else message)
+        super().__init__(f"{message.rstrip('.')}. {hint}" if hint else message)
         self.message = message
         self.hint = hint
         self.retry_after = retry_after
@@ -151,9 +155,13 @@ class StreamStalled(APITimeoutError):
 
 
 class APIStatusError(APIError):
-    """The server answered with a status that is no answer, or named one inside the stream."""
+    """The server answered with a status that is no answer, or named one inside the stream.
+
+    `rate_limits` holds what its headers say of limits, by kind (`requests`, `tokens`).
+    """
 
     status_code: int = 0
+    rate_limits: "Mapping[str, RateLimit]" = MappingProxyType({})
 
 
 class BadRequestError(APIStatusError):

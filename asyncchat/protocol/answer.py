@@ -36,15 +36,17 @@ from asyncchat.protocol.lenient import END_MARK, NotJSON, read_values
 from asyncchat.protocol.response import (
     Chunk,
     Completion,
+    Delta,
     ServerFault,
     Timing,
     chunk_from,
     chunk_with_extra,
+    completion_with_extra,
     fault_in,
 )
 from asyncchat.protocol.sse import MAX_EVENT_BYTES, SSEParser
 
-__all__ = ["MAX_ANSWER_BYTES", "AnswerReader", "read_completion"]
+__all__ = ["MAX_ANSWER_BYTES", "AnswerReader"]
 
 MAX_ANSWER_BYTES = 256 * 2**20
 
@@ -99,6 +101,7 @@ class _PlainChunk(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 _decode_plain = msgspec.json.Decoder(_PlainChunk).decode
 _decode_chunk = msgspec.json.Decoder(Chunk).decode
+_decode_completion = msgspec.json.Decoder(Completion).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
@@ -120,10 +123,11 @@ class AnswerReader:
         "_extras",
         "_framing",
         "_held",
+        "_held_size",
         "_lean",
         "_max_answer_bytes",
         "_max_event_bytes",
-        "_options",
+        "_n",
         "_parser",
         "_try_lean",
         "completion",
@@ -147,12 +151,14 @@ class AnswerReader:
         split_think_tags: bool = False,
         cumulative_content: bool = False,
     ) -> None:
+        self._n = n
         self._assembler = Assembler(
             n, split_think_tags=split_think_tags, cumulative_content=cumulative_content
         )
         self._parser = SSEParser(max_event_bytes)
         self._framing: Literal["", "sse", "lines", "json"] = ""
         self._held: list[bytes] = []  # of a body whose framing is not known yet, or that is JSON
+        self._held_size = 0
         self._lean = not (split_think_tags or cumulative_content)
         self._try_lean = self._lean
         self._extras = False  # whether the last frame had unknown fields
@@ -185,6 +191,22 @@ class AnswerReader:
         chunks: list[Chunk] = []
         self._feed(data, None, chunks)
         return chunks
+
+    def read_whole(self, body: bytes) -> Completion:
+        """Read a body that is there in one piece, and return the answer. Raises as `finish` does.
+
+        A well-made JSON answer, which is what `stream=false` nearly always gives, is decoded straight into the
+        `Completion`; everything else goes the way of a stream.
+        """
+        if self._lean and len(body) <= self._max_event_bytes:
+            made = _whole(body)
+            if made is not None and len(made.choices) == self._n:
+                self.completion = made
+                self.done = True
+                return made
+        self.events = False
+        self.feed(body)
+        return self.finish()
 
     def _feed(self, data: bytes, out: list[Event] | None, chunks: list[Chunk] | None) -> None:
         if self.done:
@@ -226,15 +248,12 @@ class AnswerReader:
     ) -> None:
         """The framing is not known yet, or is no SSE."""
         if not self._framing:
-            self._held.append(data)
-            data = b"".join(self._held)
-            head = data.lstrip(_BLANK)
-            if not head:
+            data = data.lstrip(_BLANK)  # which means nothing in any framing
+            if not data:
                 return
-            self._held.clear()
-            if head[0] in b"{[":
+            if data[0] in b"{[":
                 self._framing = "lines"
-            elif head[0] == 0x3C:  # "<"
+            elif data[0] == 0x3C:  # "<"
                 self._fail(self._no_answer("a web page"))
                 return
             else:
@@ -242,11 +261,15 @@ class AnswerReader:
                 self._feed_sse(data, out, chunks)
                 return
         self._held.append(data)
-        if sum(map(len, self._held[-1:])) and self.received > self._max_event_bytes:
-            size = sum(map(len, self._held))
-            if size > self._max_event_bytes:
-                self._fail(LimitExceeded(f"the answer's JSON is larger than {size} bytes"))
-                return
+        self._held_size += len(data)
+        if self._held_size > self._max_event_bytes:
+            self._fail(
+                LimitExceeded(
+                    f"the answer's JSON is larger than {self._max_event_bytes} bytes",
+                    hint="Raise Limits(max_event_bytes=...) if the server is right to send it.",
+                )
+            )
+            return
         if self._framing == "lines" and b"\n" in data:
             self._feed_lines(out, chunks)
 
@@ -262,7 +285,7 @@ class AnswerReader:
             self._values(values, problem, "", out, chunks)
             if self.done:
                 return
-        self._held = [rest]
+        self._held, self._held_size = [rest], len(rest)
 
     # ------------------------------------------------------------------------------------ frames
 
@@ -348,9 +371,11 @@ class AnswerReader:
         odd_text: bool = False,
     ) -> None:
         self.frames += 1
-        self._assembler.feed(chunk, out, odd_text=odd_text)
         if chunks is not None:
+            if not self._assembler.has_said:
+                _show_messages(chunk)
             chunks.append(chunk)
+        self._assembler.feed(chunk, out, odd_text=odd_text)
         if self._assembler.finish_error and self.error is None:
             self._fail(self._refused(ServerFault("the server ended the answer as failed")))
 
@@ -365,14 +390,25 @@ class AnswerReader:
             APIError: the server told of a failure.
         """
         out: list[Event] = []
+        self._close(out if self.events else None, None, timing)
+        return out
+
+    def close_chunks(self, timing: Timing | None = None) -> list[Chunk]:
+        """Say that the body is over, and return the chunks that only its end completed. Raises as `close` does."""
+        chunks: list[Chunk] = []
+        self._close(None, chunks, timing)
+        return chunks
+
+    def _close(
+        self, out: list[Event] | None, chunks: list[Chunk] | None, timing: Timing | None
+    ) -> None:
         if not self.done:
-            self._end_of_body(out if self.events else None)
+            self._end_of_body(out, chunks)
         if self.error is None:
             self._judge()
         if self.error is not None:
             raise self.error
-        self.completion = self._assembler.finish(out if self.events else None, timing)
-        return out
+        self.completion = self._assembler.finish(out, timing)
 
     def finish(self, timing: Timing | None = None) -> Completion:
         """Say that the body is over, and return the answer. Raises as `close` does."""
@@ -381,23 +417,17 @@ class AnswerReader:
         assert self.completion is not None
         return self.completion
 
-    def _end_of_body(self, out: list[Event] | None) -> None:
+    def _end_of_body(self, out: list[Event] | None, chunks: list[Chunk] | None) -> None:
         """The connection ended without an end mark: take what is whole, and say what is not."""
-        if self._framing in ("lines", "json"):
-            values, problem = read_values(b"".join(self._held))
-            if problem is not None and problem.at_end:
-                self._values(values, None, "", out, None)
-                self._fail_first(self._cut("inside its JSON"))
-            else:
-                self._values(values, problem, "", out, None)
-            return
-        payload = self._parser.flush()
+        whole = self._framing in ("lines", "json")
+        payload = b"".join(self._held) if whole else self._parser.flush()
         if payload is None:
             return
         values, problem = read_values(payload)
-        self._values(values, None, self._parser.event, out, None)
-        if problem is not None:
-            self._fail_first(self._cut("inside an event"))
+        cut = problem is not None and (problem.at_end or not whole)
+        self._values(values, None if cut else problem, self._parser.event, out, chunks)
+        if cut and self.error is None:
+            self._fail(self._cut("inside its JSON" if whole else "inside an event"))
 
     def _judge(self) -> None:
         assembler = self._assembler
@@ -430,10 +460,6 @@ class AnswerReader:
         self.error = error
         self.done = True
 
-    def _fail_first(self, error: AsyncChatError) -> None:
-        if self.error is None:
-            self._fail(error)
-
     def _refused(self, fault: ServerFault) -> APIError:
         limited = fault.code in (429, "429") or "rate_limit_exceeded" in (fault.code, fault.type)
         return (RateLimitError if limited else APIError)(
@@ -456,6 +482,40 @@ class AnswerReader:
         return StreamCut(f"the answer ended {where}", hint="`partial` holds what had come.")
 
 
+def _whole(body: bytes) -> Completion | None:
+    """Decode a JSON answer that needs none of the assembler's care, or return None."""
+    made: Completion | None
+    try:
+        made = _decode_completion(body)
+    except msgspec.DecodeError:
+        try:
+            source = _decode_any(body)
+        except msgspec.DecodeError:
+            return None
+        made = completion_with_extra(source) if isinstance(source, dict) else None
+    return made if made is not None and _is_well_made(made) else None
+
+
+def _is_well_made(made: Completion) -> bool:
+    usage = made.usage
+    if made.object == "error" or not (usage is None or usage.total_tokens is not None):
+        return False
+    for position, choice in enumerate(made.choices):
+        message = choice.message
+        plain = not (message.tool_calls or message.function_call or message.audio)
+        ended = choice.finish_reason and choice.finish_reason != "error"
+        if not (plain and ended and choice.index == position and message.role):
+            return False
+    return True
+
+
+def _show_messages(chunk: Chunk) -> None:
+    """Show whole messages as deltas, to a reader of chunks who looks only there."""
+    for choice in chunk.choices:
+        if choice.message is not None and choice.delta == Delta():
+            choice.delta, choice.message = choice.message, None
+
+
 def _could_be_lean(chunk: Chunk) -> bool:
     if len(chunk.choices) != 1:
         return True
@@ -463,10 +523,3 @@ def _could_be_lean(chunk: Chunk) -> bool:
     return not (
         delta.tool_calls or delta.reasoning_content or delta.function_call or delta.refusal
     )
-
-
-def read_completion(body: bytes, n: int = 1, **options: Any) -> AnswerReader:  # noqa: ANN401
-    """Read a whole body at once; the reader's `finish` then gives the answer. Options as for `AnswerReader`."""
-    reader = AnswerReader(n, events=False, **options)
-    reader.feed(body)
-    return reader

@@ -35,6 +35,7 @@ __all__ = [
     "Usage",
     "chunk_from",
     "chunk_with_extra",
+    "completion_with_extra",
     "fault_in",
     "merge_usage",
 ]
@@ -323,44 +324,74 @@ class Chunk(Model):
 # ------------------------------------------------------------------------ objects → structs, faults
 
 
-def chunk_with_extra(source: dict[str, object]) -> Chunk | None:
+def chunk_with_extra(source: dict[str, Any]) -> Chunk | None:
     """Make a chunk out of a well-typed object that has unknown fields on the chunk, its choices or their deltas.
 
     Returns None, and leaves `source` as it was, where it takes the slower and more forgiving `chunk_from`.
     """
+    extras = _set_aside(source, "delta", _CHUNK_FIELDS)
+    if extras is None:
+        return None
+    try:
+        made = msgspec.convert(source, Chunk)
+    except msgspec.ValidationError:
+        _put_back(extras)
+        return None
+    made.extra_ = extras[0][1] or None
+    for position, choice in enumerate(made.choices):
+        choice.extra_ = extras[1 + 2 * position][1] or None
+        choice.delta.extra_ = extras[2 + 2 * position][1] or None
+    return made
+
+
+def completion_with_extra(source: dict[str, Any]) -> Completion | None:
+    """Make a completion out of a well-typed object with unknown fields; as `chunk_with_extra`."""
+    extras = _set_aside(source, "message", _COMPLETION_FIELDS)
+    if extras is None:
+        return None
+    try:
+        made = msgspec.convert(source, Completion)
+    except msgspec.ValidationError:
+        return None
+    made.extra_ = extras[0][1] or None
+    for position, choice in enumerate(made.choices):
+        choice.extra_ = extras[1 + 2 * position][1] or None
+        choice.message.extra_ = extras[2 + 2 * position][1] or None
+    return made
+
+
+_Extras = list[tuple[dict[str, Any], dict[str, Any]]]
+
+
+def _set_aside(source: dict[str, Any], said: str, known: frozenset[str]) -> _Extras | None:
+    """Take the unknown fields out of an answer, its choices and what they said; None where they need care."""
     choices = source.get("choices")
     if not isinstance(choices, list):
         return None
-    holders: list[dict[str, object]] = [source]
-    unknown: list[set[str]] = [source.keys() - _CHUNK_FIELDS]
+    holders: list[tuple[dict[str, Any], frozenset[str]]] = [(source, known)]
     for choice in choices:
-        delta = choice.get("delta") if isinstance(choice, dict) else None
-        if not isinstance(choice, dict) or not isinstance(delta, dict):
+        inner = choice.get(said) if isinstance(choice, dict) else None
+        if not isinstance(inner, dict):
             return None
-        holders += (choice, delta)
-        unknown += (holders[-2].keys() - _CHOICE_FIELDS, holders[-1].keys() - _DELTA_FIELDS)
+        holders += ((choice, _CHOICE_FIELDS), (inner, _MESSAGE_FIELDS))
+    unknown = [holder.keys() - fields for holder, fields in holders]
     if not all(_NEEDS_CARE.isdisjoint(names) for names in unknown):
         return None
-    extras = [
-        {name: holder.pop(name) for name in names} if names else None
-        for holder, names in zip(holders, unknown, strict=True)
+    return [
+        (holder, {name: holder.pop(name) for name in names})
+        for (holder, _), names in zip(holders, unknown, strict=True)
     ]
-    try:
-        chunk = msgspec.convert(source, Chunk)
-    except msgspec.ValidationError:
-        for holder, extra in zip(holders, extras, strict=True):
-            holder.update(extra or {})
-        return None
-    chunk.extra_ = extras[0]
-    for position, made in enumerate(chunk.choices):
-        made.extra_ = extras[1 + 2 * position]
-        made.delta.extra_ = extras[2 + 2 * position]
-    return chunk
+
+
+def _put_back(extras: _Extras) -> None:
+    for holder, extra in extras:
+        holder.update(extra)
 
 
 _CHUNK_FIELDS = frozenset(Chunk.__struct_encode_fields__)
+_COMPLETION_FIELDS = frozenset(Completion.__struct_encode_fields__)
 _CHOICE_FIELDS = frozenset(ChunkChoice.__struct_encode_fields__)
-_DELTA_FIELDS = frozenset(Delta.__struct_encode_fields__)
+_MESSAGE_FIELDS = frozenset(Delta.__struct_encode_fields__)
 # Unknown fields that mean something: a failure, usage in an odd place, an older format.
 _NEEDS_CARE = frozenset({"error", "type", "usage", "x_groq", "text"})
 

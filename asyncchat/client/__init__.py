@@ -1,0 +1,1 @@
+"""The thin shell that awaits the network: session ◀ stream ◀ pool ◀ client."""

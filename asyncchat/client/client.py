@@ -1,0 +1,365 @@
+"""What a user holds: `AsyncChat`, with `chat(...)`, `chat.stream(...)` and OpenAI's `chat.completions`.
+
+Not here: anything that awaits the network itself. `chat.completions` is thin aliases over `chat`, so that code written
+against `AsyncOpenAI` runs with another import.
+"""
+
+import os
+import ssl
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
+
+import msgspec
+
+from asyncchat.client.pool import Call, Place, SessionPool, Statistics
+from asyncchat.client.reply import Reply
+from asyncchat.client.session import KeySource, Session
+from asyncchat.client.stream import ChatStream
+from asyncchat.policy.limits import Limits
+from asyncchat.policy.retry import RetryPolicy
+from asyncchat.policy.timeout import Timeout
+from asyncchat.protocol.answer import AnswerReader
+from asyncchat.protocol.events import Event
+from asyncchat.protocol.request import ChatRequest, Messages
+from asyncchat.protocol.response import Chunk, Completion
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
+__all__ = ["AsyncChat", "Chat", "Completions"]
+
+_OPENAI = "https://api.openai.com/v1"
+
+
+class _Settings(msgspec.Struct, frozen=True):
+    """What `with_options` can change: it is cheap, since everything that is open is shared."""
+
+    model: str | None
+    timeout: Timeout
+    retry: RetryPolicy
+    headers: Mapping[str, str] | None
+    query: Mapping[str, str] | None
+    limits: Limits
+    split_think_tags: bool
+    cumulative_content: bool
+
+
+class _Core:
+    """What `AsyncChat` and its `chat` share: the pool, and what turns a call into a request."""
+
+    __slots__ = ("pool", "settings")
+
+    def __init__(self, pool: SessionPool, settings: _Settings) -> None:
+        self.pool = pool
+        self.settings = settings
+
+    def request(
+        self, messages: Messages, system: str | None, fields: dict[str, Any]
+    ) -> ChatRequest:
+        """Make the request that a call's keywords ask for."""
+        session = self.pool.session
+        if not session.has_key and session.base_url == _OPENAI:
+            raise ValueError(
+                "no key: pass api_key=... or set OPENAI_API_KEY; or set base_url to a server that wants none."
+            )
+        extra = fields.pop("extra_body", None)
+        if fields.get("model") is None:
+            fields["model"] = self.settings.model
+        return ChatRequest(messages, fields, system=system, extra_body=extra)
+
+    def call(self, fields: dict[str, Any]) -> Call:
+        """Take out of a call's keywords what says how it is sent."""
+        mine = self.settings
+        return Call(
+            timeout=Timeout.of(fields.pop("timeout", None), mine.timeout),
+            retry=mine.retry,
+            headers=_both(mine.headers, fields.pop("extra_headers", None)),
+            query=_both(mine.query, fields.pop("extra_query", None)),
+        )
+
+    def reader(self, content_type: str, n: int) -> AnswerReader:
+        """Make the reader of one answer."""
+        mine = self.settings
+        return AnswerReader(
+            n,
+            content_type=content_type,
+            max_event_bytes=mine.limits.max_event_bytes,
+            max_answer_bytes=mine.limits.max_answer_bytes,
+            split_think_tags=mine.split_think_tags,
+            cumulative_content=mine.cumulative_content,
+        )
+
+
+class AsyncChat:
+    """A client of one Chat Completions server.
+
+    ```python
+    async with AsyncChat(base_url="http://127.0.0.1:8000/v1", model="m") as client:
+        answer = await client.chat("Name three moons.")
+        print(answer.text, answer.usage)
+    ```
+
+    Making one opens nothing and needs no running loop. It can be used in several loops one after the other, and by any
+    number of tasks at once.
+
+    Args:
+        base_url: of the server, up to and with `/v1`; else `ASYNCCHAT_BASE_URL`, `OPENAI_BASE_URL`, OpenAI's own.
+        api_key: sent as `Authorization: Bearer`. A str, or a function (async or not) asked before each request; else
+            `OPENAI_API_KEY`; `""` sends none.
+        model: for calls that name none; else `ASYNCCHAT_MODEL`.
+        timeout: bounds; a number is the bound of a whole request in seconds.
+        retry: what is tried again before its first event.
+        max_retries: short for `retry=RetryPolicy(max_retries=...)`.
+        limits: requests at once, and how much a server may make us hold.
+        default_headers: sent with each request.
+        default_query: put into each URL.
+        ssl_context: for certificates the system does not know.
+        trust_env: whether `HTTP_PROXY` and its kin are honoured; never for this machine.
+        session: an aiohttp session of your own. It is used as it is, and not closed.
+        split_think_tags: read `<think>...</think>` in content as reasoning.
+        cumulative_content: for servers whose deltas repeat the text so far.
+
+    Raises:
+        ValueError: a URL, key, header or bound that cannot be right. Nothing is sent.
+        TypeError: one of a wrong type.
+    """
+
+    __slots__ = ("_core", "chat")
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: KeySource | None = None,
+        model: str | None = None,
+        *,
+        timeout: Timeout | float | None = None,
+        retry: RetryPolicy | None = None,
+        max_retries: int | None = None,
+        limits: Limits | None = None,
+        default_headers: Mapping[str, str] | None = None,
+        default_query: Mapping[str, str] | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        trust_env: bool = True,
+        session: "ClientSession | None" = None,
+        split_think_tags: bool = False,
+        cumulative_content: bool = False,
+    ) -> None:
+        url = base_url or _env("ASYNCCHAT_BASE_URL") or _env("OPENAI_BASE_URL") or _OPENAI
+        key = _env("OPENAI_API_KEY") if api_key is None else api_key
+        limits = limits or Limits()
+        settings = _Settings(
+            model=model or _env("ASYNCCHAT_MODEL"),
+            timeout=Timeout.of(timeout, Timeout()),
+            retry=_retry(retry, max_retries, RetryPolicy()),
+            headers=None,
+            query=None,
+            limits=limits,
+            split_think_tags=split_think_tags,
+            cumulative_content=cumulative_content,
+        )
+        pool = SessionPool(
+            Session(
+                url,
+                api_key=key,
+                headers=default_headers,
+                query=default_query,
+                ssl_context=ssl_context,
+                trust_env=trust_env,
+                http=session,
+                limits=limits,
+            ),
+            limits,
+        )
+        self._core = _Core(pool, settings)
+        self.chat = Chat(self._core)
+
+    def __repr__(self) -> str:
+        return f"AsyncChat({self._core.pool!r}, model={self._core.settings.model!r})"
+
+    @property
+    def base_url(self) -> str:
+        """The server, up to and with `/v1`."""
+        return self._core.pool.session.base_url
+
+    def with_options(
+        self,
+        *,
+        model: str | None = None,
+        timeout: Timeout | float | None = None,
+        retry: RetryPolicy | None = None,
+        max_retries: int | None = None,
+        default_headers: Mapping[str, str] | None = None,
+        default_query: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Return a client with other defaults on the same connections. Cheap; closing either closes both."""
+        mine = self._core.settings
+        settings = msgspec.structs.replace(
+            mine,
+            model=model or mine.model,
+            timeout=Timeout.of(timeout, mine.timeout),
+            retry=_retry(retry, max_retries, mine.retry),
+            headers=_both(mine.headers, default_headers),
+            query=_both(mine.query, default_query),
+        )
+        made = type(self).__new__(type(self))
+        core = _Core(self._core.pool, settings)
+        made._core, made.chat = core, Chat(core)  # noqa: SLF001  another of our own
+        return made
+
+    def statistics(self) -> Statistics:
+        """Return what the client is doing and has done."""
+        return self._core.pool.statistics()
+
+    async def close(self) -> None:
+        """Close every connection. Who still waits or reads gets `PoolClosed`. Idempotent."""
+        await self._core.pool.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class Chat:
+    """`client.chat`: one answer, or a stream of it.
+
+    Every parameter of the Chat Completions format is a keyword here, known to us or not: `temperature`, `tools`,
+    `response_format`, `top_k`, `chat_template_kwargs` ... go into the body as they are, and None is not sent.
+    Beside them: `model`; `system`, a system message to put first; `timeout`, a `Timeout` or seconds for the whole
+    request; `extra_headers`, `extra_query`, and `extra_body`, whose fields go in last and may be null.
+    """
+
+    __slots__ = ("_core", "completions")
+
+    def __init__(self, core: _Core) -> None:
+        self._core = core
+        self.completions = Completions(self)
+
+    async def __call__(
+        self, messages: Messages, *, system: str | None = None, **fields: Any
+    ) -> Completion:
+        """Return the answer to `messages`: a str is one user message, a list is a conversation.
+
+        Raises:
+            ValueError: no model, no message, an unknown role; nothing is sent.
+            TypeError: a message or parameter that cannot be sent.
+            APIStatusError: the server refused, after the retries that made sense.
+            APITimeoutError: a bound of `Timeout` ran out; `.phase` says which.
+            APIConnectionError: no connection, or it was lost.
+            ProtocolError: what came is no chat completion.
+        Cancellation: safe anywhere; the connection is closed. Many servers go on working on an answer that is not
+            streamed: `await chat.stream(...).final()` stops them too.
+        """
+        core = self._core
+        call = core.call(fields)
+        request = core.request(messages, system, fields)
+
+        async def take(reply: Reply, place: Place) -> Completion:
+            reply.alive()
+            body = await reply.read_all(core.settings.limits.max_event_bytes)
+            reader = core.reader(reply.content_type, request.n)
+            answer = reader.read_whole(body)
+            answer.http = reply.http
+            answer.timing = place.timing()
+            place.release(reader)
+            return answer
+
+        return await core.pool.run(request, call, take, stream=False)
+
+    def stream(
+        self, messages: Messages, *, system: str | None = None, **fields: Any
+    ) -> ChatStream[Event]:
+        """Return the answer as a stream of events, which is opened by `async with` or by `await ....final()`.
+
+        Raises:
+            ValueError: as `chat(...)`; nothing is sent.
+            TypeError: as `chat(...)`.
+        """
+        return self.open(messages, system, fields, mode="events")
+
+    def open(
+        self,
+        messages: Messages,
+        system: str | None,
+        fields: dict[str, Any],
+        *,
+        mode: Literal["events", "chunks"],
+    ) -> ChatStream[Any]:
+        """Return a stream that iterates events or chunks, not yet started. What `stream` and `create` share."""
+        core = self._core
+        call = core.call(fields)
+        request = core.request(messages, system, fields)
+
+        async def start(stream: ChatStream[Any]) -> None:
+            await core.pool.run(request, call, stream.begin, stream=True)
+
+        def make_reader(content_type: str) -> AnswerReader:
+            return core.reader(content_type, request.n)
+
+        return ChatStream(start, make_reader, mode=mode)
+
+
+class Completions:
+    """`client.chat.completions`: the names that code written for `AsyncOpenAI` calls."""
+
+    __slots__ = ("_chat",)
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+
+    @overload
+    async def create(
+        self, *, messages: Messages, stream: Literal[True], **fields: Any
+    ) -> ChatStream[Chunk]: ...
+    @overload
+    async def create(
+        self, *, messages: Messages, stream: Literal[False] | None = None, **fields: Any
+    ) -> Completion: ...
+    @overload
+    async def create(
+        self, *, messages: Messages, stream: bool, **fields: Any
+    ) -> ChatStream[Chunk] | Completion: ...
+    async def create(
+        self, *, messages: Messages, stream: bool | None = None, **fields: Any
+    ) -> ChatStream[Chunk] | Completion:
+        """Return the answer, or with `stream=True` an async iterable of chunks. As `chat(...)` otherwise.
+
+        The stream closes at its end, on `aclose()`, at the end of its `async with` block, or when the loop over it
+        is left.
+        """
+        if not stream:
+            return await self._chat(messages, **fields)
+        made: ChatStream[Chunk] = self._chat.open(
+            messages, fields.pop("system", None), fields, mode="chunks"
+        )
+        await made.start()
+        return made
+
+    def stream(self, *, messages: Messages, **fields: Any) -> ChatStream[Event]:
+        """Return the answer as a stream of events; the same as `chat.stream`."""
+        return self._chat.stream(messages, **fields)
+
+
+def _env(name: str) -> str | None:
+    return os.environ.get(name) or None
+
+
+def _retry(
+    retry: RetryPolicy | None, max_retries: int | None, default: RetryPolicy
+) -> RetryPolicy:
+    if max_retries is None:
+        return retry or default
+    return msgspec.structs.replace(retry or default, max_retries=max_retries)
+
+
+def _both(
+    one: Mapping[str, str] | None, other: Mapping[str, str] | None
+) -> Mapping[str, str] | None:
+    return {**one, **other} if one and other else other or one

@@ -1,0 +1,88 @@
+"""What a user says of a server, checked before anything is sent: URL, key, headers.
+
+Not here: the network. A key lives in a `Secret` from its first moment on.
+"""
+
+from collections.abc import Mapping
+
+from yarl import URL
+
+__all__ = ["Secret", "checked_base_url", "checked_headers", "is_loopback"]
+
+
+class Secret:
+    """A key: readable by `reveal()`, and by nothing that prints, logs or pickles."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        value = value.strip()  # keys come out of files with a line end
+        if not value.isascii() or not value.isprintable() or " " in value:
+            raise ValueError(
+                "api_key holds a character that no key has (a space, a line break, or one beyond ASCII)."
+            )
+        self._value = value
+
+    def reveal(self) -> str:
+        """Return the key itself."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a key is not pickled")
+
+
+def checked_base_url(text: str) -> str:
+    """Return a base URL without the path that we add ourselves.
+
+    Raises:
+        ValueError: it is no http(s) URL, or it holds a user name or password.
+    """
+    try:
+        url = URL(text.strip())
+    except (ValueError, AttributeError, TypeError):
+        raise ValueError(f"base_url {text!r} is no URL; it looks like https://host/v1.") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ValueError(
+            f"base_url {text!r} needs http:// or https:// and a host, as in https://host/v1."
+        )
+    if url.user is not None or url.password is not None:
+        raise ValueError(
+            "base_url holds a user name or password; pass api_key or default_headers."
+        )
+    if url.query_string or url.fragment:
+        raise ValueError(
+            f"base_url {text!r} holds a query or fragment; pass default_query instead."
+        )
+    return str(url).rstrip("/").removesuffix("/chat/completions").rstrip("/")
+
+
+_FORBIDDEN = frozenset({"host", "content-length", "transfer-encoding"})
+
+
+def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return headers that can be sent. A wrong one is named in the error; its value, which may be a key, is not.
+
+    Raises:
+        TypeError: a name or value is no str.
+        ValueError: it holds what headers cannot, or belongs to the transport.
+    """
+    for name, value in headers.items():
+        if not all(isinstance(part, str) for part in (name, value)):
+            raise TypeError(f"header {name!r} has to be a str, and so has its value.")
+        if name.lower() in _FORBIDDEN:
+            raise ValueError(f"header {name!r} is set by the transport and cannot be given.")
+        try:
+            value.encode("latin-1")
+        except UnicodeEncodeError:
+            raise ValueError(f"header {name!r} holds a character that headers cannot.") from None
+        if any(c in f"{name}{value}" for c in "\r\n\0"):
+            raise ValueError(f"header {name!r} holds a line break.")
+    return dict(headers)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host is this machine."""
+    return host == "localhost" or host.startswith("127.") or host in ("::1", "0.0.0.0")

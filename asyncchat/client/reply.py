@@ -1,0 +1,294 @@
+"""One answer's body, read by pulling, under the bounds of a `Timeout`.
+
+Not here: sending, what the bytes mean. Beside `session` the only importer of aiohttp's client.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import aiohttp
+
+from asyncchat.errors import (
+    APIConnectionError,
+    APIError,
+    APITimeoutError,
+    LimitExceeded,
+    PoolClosed,
+    ProtocolError,
+    StreamStalled,
+    printable,
+)
+from asyncchat.policy.timeout import Timeout
+from asyncchat.protocol.response import HTTP
+
+__all__ = ["Reply", "late", "now"]
+
+_LINGER_SECONDS = 0.25  # for the end of a body whose end mark has come
+
+now = time.monotonic
+
+
+def late(phase: str, bound: float | None, endpoint: str) -> APITimeoutError:
+    """Return the error for a bound that ran out before the first event."""
+    what = {
+        "connect": "no connection",
+        "first": "no answer",
+        "idle": "nothing more of the answer came",
+        "total": "the answer was not complete",
+    }[phase]
+    error = APITimeoutError(
+        f"{what} within {bound:g} s from {endpoint}",
+        hint=f"Timeout({phase}=...) sets this bound.",
+        endpoint=endpoint,
+        retryable=phase != "total",
+    )
+    error.phase = phase
+    return error
+
+
+class _Expired(Exception):
+    """A bound ran out while a read waited."""
+
+    def __init__(self, phase: str) -> None:
+        super().__init__(phase)
+        self.phase = phase
+
+
+class Reply:
+    """One answer's body, read by pulling.
+
+    Bounds are watched by one timer for the whole reply, armed when a read first has to wait and set again only when it
+    strikes: a read that waits costs one look at the clock.
+    """
+
+    __slots__ = (
+        "_bounds",
+        "_content",
+        "_deadline",
+        "_endpoint",
+        "_failure",
+        "_has_begun",
+        "_on_end",
+        "_patience",
+        "_response",
+        "_timer",
+        "_waiting_since",
+        "content_type",
+        "headers",
+        "status",
+    )
+
+    def __init__(
+        self,
+        response: aiohttp.ClientResponse,
+        endpoint: str,
+        bounds: Timeout,
+        deadline: float | None,
+        on_end: Callable[["Reply"], None],
+    ) -> None:
+        self._endpoint = endpoint
+        self._on_end = on_end
+        self._response: aiohttp.ClientResponse | None = response
+        self._content = response.content
+        self._bounds = bounds
+        self._deadline = deadline
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiting_since: float | None = None
+        self._patience = bounds.first
+        self._has_begun = False
+        self._failure: Exception | None = None
+        self.status = response.status
+        self.headers = {name.lower(): value for name, value in response.headers.items()}
+        self.content_type = self.headers.get("content-type", "")
+
+    @property
+    def http(self) -> HTTP:
+        """Status and headers, for the answer to carry."""
+        return HTTP(self.status, self.headers, self.headers.get("x-request-id"))
+
+    # -------------------------------------------------------------------------------------- read
+
+    def read_now(self) -> bytes:
+        """Return what has arrived, `b""` where nothing has: never waits."""
+        if self._failure is not None:
+            return b""
+        try:
+            return self._content.read_nowait()
+        except Exception as error:  # noqa: BLE001  whatever the transport stored; `read` maps it
+            self._failure = error
+            return self._left_over()
+
+    async def read(self) -> bytes:
+        """Return what arrives next, `b""` at the end of the body.
+
+        Raises:
+            APITimeoutError: `first` or the deadline ran out.
+            StreamStalled: `idle` or the deadline ran out after the first event.
+            APIConnectionError: the connection was lost.
+        Cancellation: safe; nothing that arrived is lost.
+        """
+        data = self.read_now()
+        if data:
+            return data
+        if self._failure is None and not self._content.is_eof():
+            self._waiting_since = now()
+            if self._timer is None:
+                self._set_timer()
+            try:
+                data = await self._content.readany()
+            except Exception as error:  # noqa: BLE001  as in `read_now`
+                self._failure = error
+                data = self._left_over()
+            finally:
+                self._waited()
+            if data:
+                return data
+        if self._failure is not None:
+            failure, self._failure = self._mapped(self._failure), None
+            self.close()
+            raise failure
+        self._end()
+        return b""
+
+    async def read_some(self, most: int) -> bytes:
+        """Return the beginning of the body, whatever goes wrong after it."""
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            while size < most and (data := await self.read()):
+                pieces.append(data)
+                size += len(data)
+        except (APIError, PoolClosed):
+            pass  # the status says enough
+        return b"".join(pieces)[:most]
+
+    async def read_all(self, most: int) -> bytes:
+        """Return the whole body.
+
+        Raises:
+            LimitExceeded: it is larger than `most` bytes. And as `read`.
+        """
+        data = await self.read()
+        pieces = [data]
+        size = len(data)
+        while data:
+            if size > most:
+                self.close()
+                raise LimitExceeded(f"the answer is larger than {most} bytes")
+            data = await self.read()
+            pieces.append(data)
+            size += len(data)
+        return pieces[0] if len(pieces) == 2 else b"".join(pieces)
+
+    def _left_over(self) -> bytes:
+        """What arrived before the failure and was not read yet: aiohttp itself would drop it."""
+        content = self._content
+        buffered = getattr(content, "_read_nowait", None)
+        if buffered is None:
+            return b""
+        try:
+            left: bytes = buffered(-1)
+        except Exception:  # noqa: BLE001  a private name: if it fails, only the last bytes are lost
+            return b""
+        return left
+
+    def alive(self) -> None:
+        """Say that an event came: from now on `idle` is the bound, and it starts anew."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._cancel_timer()  # it was set for another bound
+        self._patience = self._bounds.idle
+
+    # ------------------------------------------------------------------------------------- bounds
+
+    def _waited(self) -> None:
+        since, self._waiting_since = self._waiting_since, None
+        if since is not None and self._patience is not None and not self._bounds.keepalive_is_life:
+            self._patience = max(0.0, self._patience - (now() - since))
+
+    def _set_timer(self) -> None:
+        self._timer = None
+        since, patience = self._waiting_since, self._patience
+        bound = self._bounds.idle if self._has_begun else self._bounds.first
+        if patience is None:
+            at = self._deadline
+        else:
+            at = (now() + (bound or patience)) if since is None else since + patience
+            at = at if self._deadline is None else min(at, self._deadline)
+        if at is not None:
+            self._timer = asyncio.get_running_loop().call_later(at - now(), self._strike)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _strike(self) -> None:
+        since, patience = self._waiting_since, self._patience
+        at = now()
+        if self._deadline is not None and at >= self._deadline:
+            self.fail(_Expired("total"))
+        elif since is not None and patience is not None and at - since >= patience - 0.001:
+            self.fail(_Expired("idle" if self._has_begun else "first"))
+        else:
+            self._set_timer()
+
+    def fail(self, error: Exception) -> None:
+        """Wake the reader with an error, and close the connection."""
+        self._failure = self._failure or error
+        self._content.set_exception(error)
+        self.close()
+
+    def _mapped(self, failure: Exception) -> Exception:
+        where = self._endpoint
+        if isinstance(failure, PoolClosed):
+            return failure
+        if isinstance(failure, _Expired):
+            bound: float | None = getattr(self._bounds, failure.phase)
+            error = late(failure.phase, bound, where)
+            if not self._has_begun:
+                return error
+            stalled = StreamStalled(error.message, hint=error.hint, endpoint=where)
+            stalled.phase = failure.phase
+            return stalled
+        if isinstance(failure, aiohttp.ClientPayloadError) and "ecode" in str(failure):
+            return ProtocolError(
+                f"the body from {where} is not what its encoding says", endpoint=where
+            )
+        reason = printable(str(failure), 200) or type(failure).__name__
+        return APIConnectionError(
+            f"the connection to {where} was lost inside the answer: {reason}", endpoint=where
+        )
+
+    # ---------------------------------------------------------------------------------------- end
+
+    def _end(self) -> None:
+        """The body is over: the connection has gone back to the pool by itself."""
+        self._cancel_timer()
+        self._response = None
+        self._on_end(self)
+
+    def done(self) -> None:
+        """The end mark has come: keep the connection if the body ends in a moment, without waiting for it."""
+        response = self._response
+        if response is None:
+            return
+        if not self._content.is_eof() and self._content.exception() is None:
+            handle = asyncio.get_running_loop().call_later(
+                _LINGER_SECONDS, _close_unless_ended, response
+            )
+            self._content.on_eof(handle.cancel)
+        self._end()
+
+    def close(self) -> None:
+        """Close the connection now, unless the body is over. Idempotent; awaits nothing."""
+        response = self._response
+        if response is not None:
+            self._end()
+            response.close()
+
+
+def _close_unless_ended(response: aiohttp.ClientResponse) -> None:
+    if not response.content.is_eof():
+        response.close()

@@ -1,0 +1,442 @@
+"""One server over HTTP: a body out, a reply in, every foreign error mapped to ours.
+
+Not here: retries by policy, events, what the bytes mean. With `reply` the only importer of aiohttp's client.
+
+Nothing of aiohttp's escapes: its errors can hold the request with its key, so ours are built from scratch and raised
+where no foreign error is being handled.
+"""
+
+import asyncio
+import io
+import socket
+import ssl
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import aiohttp
+from multidict import CIMultiDict
+from yarl import URL
+
+from asyncchat._version import __version__
+from asyncchat.client.credentials import Secret, checked_base_url, checked_headers, is_loopback
+from asyncchat.client.reply import Reply, late, now
+from asyncchat.errors import (
+    APIConnectionError,
+    PoolClosed,
+    ProtocolError,
+    printable,
+    status_error,
+)
+from asyncchat.policy.limits import Limits
+from asyncchat.policy.retry import rate_limits, requested_wait
+from asyncchat.policy.timeout import Timeout
+from asyncchat.protocol.lenient import read_values
+from asyncchat.protocol.request import ChatRequest
+from asyncchat.protocol.response import fault_in
+
+__all__ = ["KeySource", "Session"]
+
+KeySource = str | Callable[[], str | Awaitable[str]]
+
+_SOON_SECONDS = 1.0  # a connection that dies this soon after its last answer was closed on purpose
+_MOST_RESENDS = 5
+_LARGE_BODY = 2**20  # aiohttp warns of larger bodies given as bytes
+_HEADER_BYTES = 2**16
+
+
+class _Use:
+    """What one request learns of its connection."""
+
+    __slots__ = ("ended_at", "previous", "reused")
+
+    def __init__(self) -> None:
+        self.reused: bool | None = None  # None: the connector is not ours and does not say
+        self.previous: _Use | None = None
+        self.ended_at: float | None = None
+
+
+_USE: ContextVar[_Use | None] = ContextVar("asyncchat_use", default=None)
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Tells a request whether its connection has carried another one before."""
+
+    async def connect(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  aiohttp's signature, passed on
+        connection = await super().connect(*args, **kwargs)
+        use = _USE.get()
+        if use is not None:
+            about = connection.protocol.__dict__
+            use.previous = about.get("asyncchat_use")
+            use.reused = use.previous is not None
+            about["asyncchat_use"] = use
+        return connection
+
+
+def _keepalive_socket(address: Any) -> socket.socket:  # noqa: ANN401  aiohttp's AddrInfoType
+    """A socket that notices a peer behind a NAT that forgot the connection."""
+    family, kind, protocol = address[:3]
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, seconds in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 30), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, name):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+    return made
+
+
+class _Open:
+    """What a session has open in one event loop."""
+
+    __slots__ = ("guard", "http", "replies")
+
+    def __init__(
+        self, http: aiohttp.ClientSession, guard: AsyncGenerator[None, None] | None
+    ) -> None:
+        self.http = http
+        self.guard = guard
+        self.replies: set[Reply] = set()
+
+
+async def _closed_with_its_loop(http: aiohttp.ClientSession) -> AsyncGenerator[None, None]:
+    """Suspended for as long as the loop runs: asyncio closes it, and so the session, when the loop ends.
+
+    Loops offer no other hook for that; without it a script that forgets `close()` ends in warnings.
+    """
+    try:
+        yield
+    finally:
+        await http.close()
+
+
+class Session:
+    """One server and the way to it.
+
+    Cheap to make, and it needs no running loop: what it opens belongs to the loop it is used in, is opened there on
+    first use, and closes with it.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: KeySource | None = None,
+        headers: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        trust_env: bool = True,
+        http: aiohttp.ClientSession | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.base_url = checked_base_url(base_url)
+        self.url = URL(f"{self.base_url}/chat/completions", encoded=False).update_query(
+            query or {}
+        )
+        self.limits = limits or Limits()
+        self.asks_usage = True
+        """Whether streams ask for their usage; off once the server has refused it."""
+        self._key_source = api_key if callable(api_key) else None
+        self._key = Secret(api_key) if isinstance(api_key, str) and api_key.strip() else None
+        self._extra_headers = checked_headers(headers or {})
+        self._ssl = ssl_context
+        self._trust_env = trust_env
+        self._given = http
+        self._open: WeakKeyDictionary[asyncio.AbstractEventLoop, _Open] = WeakKeyDictionary()
+        self._closes_streams = False  # the server ends connections after streams without saying so
+        self.is_closed = False
+
+    def __repr__(self) -> str:
+        return f"Session({self.base_url!r})"
+
+    @property
+    def has_key(self) -> bool:
+        """Whether requests will carry a credential."""
+        given = self._key is not None or self._key_source is not None
+        return given or any(name.lower() == "authorization" for name in self._extra_headers)
+
+    # -------------------------------------------------------------------------------------- send
+
+    async def post(
+        self,
+        request: ChatRequest,
+        *,
+        stream: bool,
+        timeout: Timeout,  # noqa: ASYNC109  bounds, not a cancel scope in disguise
+        deadline: float | None,
+        headers: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> "Reply":
+        """Send a request and return the reply, its status good and its body unread.
+
+        Args:
+            request: what to send.
+            stream: whether to ask for events.
+            timeout: bounds of this attempt.
+            deadline: loop time at which the whole request is over.
+            headers: beside those of the session.
+            query: beside that of the session.
+
+        Raises:
+            APIStatusError: the status is no answer.
+            APITimeoutError: `connect`, `first` or the deadline ran out.
+            APIConnectionError: no connection, or one that ended before the answer.
+            PoolClosed: the session was closed.
+        Cancellation: safe anywhere; the connection is closed.
+        """
+        opened = await self._opened()
+        secret = await self._secret()
+        url = self.url.update_query(query) if query else self.url
+        extra = checked_headers(headers) if headers else None
+        for resends in range(_MOST_RESENDS + 1):
+            use = _Use()
+            _USE.set(use)
+            failure: Exception
+            try:
+                async with asyncio.timeout(_shorter(deadline, timeout.first)):
+                    response = await opened.http.post(
+                        url,
+                        data=self._body(request, stream=stream),
+                        headers=self._headers(secret, extra, stream=stream),
+                        timeout=_timeouts(timeout.connect),
+                        allow_redirects=False,
+                    )
+                break
+            except (aiohttp.ClientError, OSError, RuntimeError) as error:
+                failure = error
+            if not self._may_resend(failure, use, resends):
+                failure = self._mapped(failure, timeout, deadline)
+                # Raised outside the `except`, so that it drags no foreign traceback along: its frames hold the key.
+                raise failure
+        else:
+            raise APIConnectionError(
+                f"{self.base_url} closed {_MOST_RESENDS} kept connections one after the other",
+                endpoint=self.base_url,
+            )
+
+        def ended(reply: Reply) -> None:
+            use.ended_at = now()
+            opened.replies.discard(reply)
+
+        reply = Reply(response, self.base_url, timeout, deadline, ended)
+        opened.replies.add(reply)
+        if reply.status != 200:
+            await self._refuse(reply, secret)
+        return reply
+
+    def _body(self, request: ChatRequest, *, stream: bool) -> bytes | io.BytesIO:
+        body = request.encode(stream=stream, ask_usage=self.asks_usage)
+        return body if len(body) < _LARGE_BODY else io.BytesIO(body)
+
+    def _headers(
+        self, secret: Secret | None, extra: Mapping[str, str] | None, *, stream: bool
+    ) -> CIMultiDict[str]:
+        headers: CIMultiDict[str] = CIMultiDict(
+            {
+                "Content-Type": "application/json",
+                "Accept": "text/event-stream" if stream else "application/json",
+                # Compression would hold tokens back, and a bomb costs more than the wire.
+                "Accept-Encoding": "identity",
+                "User-Agent": f"asyncchat/{__version__}",
+            }
+        )
+        if secret is not None:
+            headers["Authorization"] = f"Bearer {secret.reveal()}"
+        if stream and self._closes_streams:
+            headers["Connection"] = "close"
+        headers.update(self._extra_headers)
+        if extra:
+            headers.update(extra)
+        return headers
+
+    async def _secret(self) -> Secret | None:
+        if self._key_source is None:
+            return self._key
+        given = self._key_source()
+        key = given if isinstance(given, str) else await given
+        if self._key is None or self._key.reveal() != key:
+            self._key = Secret(key)
+        return self._key
+
+    def _may_resend(self, failure: Exception, use: _Use, resends: int) -> bool:
+        """Whether a connection kept from an earlier answer died before it carried a byte of this one."""
+        died = isinstance(
+            failure, (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
+        ) and not isinstance(failure, aiohttp.ClientConnectorError)
+        if not died or self.is_closed:
+            return False
+        if use.reused is None:  # a session of the user's: once, on the assumption
+            return resends == 0
+        if use.reused and use.previous is not None and use.previous.ended_at is not None:
+            # Not a connection that sat idle too long: this server closes after each stream.
+            self._closes_streams |= now() - use.previous.ended_at < _SOON_SECONDS
+        return use.reused
+
+    # ------------------------------------------------------------------------------------ errors
+
+    def _mapped(self, failure: Exception, timeout: Timeout, deadline: float | None) -> Exception:
+        """Our error for one of aiohttp's, holding nothing of it."""
+        where = self.base_url
+        if self.is_closed:
+            return PoolClosed("the client was closed while the request was being sent")
+        if isinstance(failure, aiohttp.ConnectionTimeoutError):
+            return late("connect", timeout.connect, where)
+        if isinstance(failure, TimeoutError):
+            over = deadline is not None and now() >= deadline
+            return late(*(("total", timeout.total) if over else ("first", timeout.first)), where)
+        if isinstance(failure, aiohttp.ClientResponseError):
+            if isinstance(failure, aiohttp.ClientHttpProxyError):
+                text = f"the proxy answered {failure.status} instead of connecting to {where}"
+                return APIConnectionError(text, endpoint=where)
+            text = f"what {where} answered is no HTTP: {printable(failure.message, 200)}"
+            return ProtocolError(text, endpoint=where)
+        text, hint = _why(failure, where)
+        good = not isinstance(failure, aiohttp.ClientSSLError)  # a certificate stays what it is
+        return APIConnectionError(text, hint=hint, endpoint=where, retryable=good)
+
+    async def _refuse(self, reply: "Reply", secret: Secret | None) -> None:
+        """Raise the error that a status other than 200 stands for."""
+        body = await reply.read_some(self.limits.max_error_bytes)
+        reply.close()
+        text = body.decode("utf-8", "replace")
+        if secret is not None:
+            text = text.replace(secret.reveal(), "***")
+        values = read_values(text.encode("utf-8", "replace"))[0]
+        decoded = values[0] if len(values) == 1 else text
+        fault = fault_in(decoded, always=True) if isinstance(decoded, (dict, list)) else None
+        message = fault.message if fault else _summary(text, reply.content_type)
+        should_retry = {"true": True, "false": False}.get(reply.headers.get("x-should-retry", ""))
+        status = reply.status
+        error = status_error(
+            status,
+            printable(f"{status} from {self.base_url}: {message}"),
+            code=fault.code if fault else None,
+            type=fault.type if fault else None,
+            param=fault.param if fault else None,
+            body=decoded,
+            hint=_hint(status, reply.headers, has_key=secret is not None),
+            request_id=reply.http.request_id,
+            endpoint=self.base_url,
+            retry_after=requested_wait(reply.headers, time.time()),
+            should_retry=should_retry,
+        )
+        error.rate_limits = rate_limits(reply.headers)
+        raise error
+
+    # -------------------------------------------------------------------------------- open, close
+
+    async def _opened(self) -> _Open:
+        if self.is_closed:
+            raise PoolClosed("the client is closed", hint="Make a new AsyncChat.")
+        loop = asyncio.get_running_loop()
+        opened = self._open.get(loop)
+        if opened is None or opened.http.closed:
+            opened = self._open[loop] = await self._make()
+        return opened
+
+    async def _make(self) -> _Open:
+        if self._given is not None:
+            if self._given.closed:
+                raise PoolClosed("the aiohttp session that was passed as session= is closed")
+            return _Open(self._given, None)
+        connector = _Connector(
+            limit=0,
+            ssl=True if self._ssl is None else self._ssl,
+            socket_factory=_keepalive_socket,
+        )
+        http = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            proxy=self._proxy(),
+            max_line_size=_HEADER_BYTES,
+            max_field_size=_HEADER_BYTES,
+        )
+        guard = _closed_with_its_loop(http)
+        await anext(guard)
+        return _Open(http, guard)
+
+    def _proxy(self) -> str | None:
+        """The environment's proxy for this server: never for loopback, and .netrc is not read for it."""
+        host, scheme = self.url.host or "", self.url.scheme
+        if not self._trust_env or is_loopback(host) or urllib.request.proxy_bypass(host):
+            return None
+        proxies = urllib.request.getproxies()
+        proxy = proxies.get(scheme) or proxies.get("all")
+        return proxy if proxy and proxy.startswith(("http://", "https://")) else None
+
+    async def close(self) -> None:
+        """End every reply, wake their readers with `PoolClosed`, and close the connections. Idempotent."""
+        self.is_closed = True
+        opened = self._open.pop(asyncio.get_running_loop(), None)
+        if opened is None:
+            return
+        for reply in list(opened.replies):
+            reply.fail(PoolClosed("the client was closed while the answer was being read"))
+        if opened.guard is not None:
+            await opened.guard.aclose()
+
+
+# ------------------------------------------------------------------------------------------ details
+
+
+def _why(failure: Exception, where: str) -> tuple[str, str]:
+    """Say what stood between us and a server, and what to look at."""
+    if isinstance(failure, aiohttp.ClientSSLError):
+        text = printable(str(getattr(failure, "os_error", None) or failure))
+        hint = "Pass ssl_context=... for a private certificate authority."
+        return f"TLS with {where} failed: {text}", hint
+    if isinstance(failure, aiohttp.ClientConnectorDNSError):
+        return f"the host of {where} cannot be resolved.", "Is base_url right?"
+    if isinstance(failure, aiohttp.ClientConnectorError):
+        text = printable(failure.os_error.strerror or str(failure.os_error))
+        return f"cannot connect to {where}: {text}.", "Is the server running?"
+    text = printable(str(failure), 200) or type(failure).__name__
+    return f"the connection to {where} was lost before an answer came: {text}", ""
+
+
+_TIMEOUTS: dict[float | None, aiohttp.ClientTimeout] = {}
+
+
+def _timeouts(connect: float | None) -> aiohttp.ClientTimeout:
+    """Bounds for aiohttp, which watches only the connecting: name lookup, TCP and TLS together."""
+    made = _TIMEOUTS.get(connect)
+    if made is None:
+        made = aiohttp.ClientTimeout(total=None, connect=connect, ceil_threshold=sys.maxsize)
+        if len(_TIMEOUTS) < 100:
+            _TIMEOUTS[connect] = made
+    return made
+
+
+def _summary(text: str, content_type: str) -> str:
+    kind = content_type.partition(";")[0] or "no type"
+    first = " ".join(text.split())[:200]
+    return f"a body of {kind}: {first}" if first else "an empty body"
+
+
+def _hint(status: int, headers: Mapping[str, str], *, has_key: bool) -> str:
+    if 300 <= status < 400:
+        location = headers.get("location", "")
+        try:
+            origin = str(URL(location).origin())
+        except ValueError:
+            origin = "another path"
+        return f"It redirects to {origin}; redirects are not followed. Set base_url to where it should go."
+    if status == 401:
+        return (
+            "Is the key right?"
+            if has_key
+            else "It wants a key: pass api_key=... or set OPENAI_API_KEY."
+        )
+    if status == 404:
+        return "Does base_url end in /v1, and does the server have this model?"
+    return ""
+
+
+def _shorter(deadline: float | None, bound: float | None) -> float | None:
+    """Return the seconds until the sooner of a time and the end of a bound that begins now."""
+    if deadline is None:
+        return bound
+    left = deadline - now()
+    return left if bound is None else min(left, bound)

@@ -1,0 +1,312 @@
+"""What we say to a server: messages, parameters, and the bytes they become.
+
+Not here: headers, URLs, keys. Every field of the format passes through, known here or not; what is checked is only
+what would otherwise come back as a puzzle: no model, no messages, a role or a number that cannot be right.
+A message that came out of an answer goes back in as it is.
+"""
+
+import base64
+from collections.abc import Iterable, Mapping
+from math import isfinite
+from typing import Any, TypeAlias
+
+import msgspec
+
+from asyncchat.protocol.model import Model
+
+__all__ = [
+    "Assistant",
+    "AudioPart",
+    "ChatRequest",
+    "Developer",
+    "ImagePart",
+    "ImageURL",
+    "InputAudio",
+    "MessageLike",
+    "Messages",
+    "System",
+    "TextPart",
+    "ToolResult",
+    "User",
+]
+
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "max_tokens",
+    "max_completion_tokens",
+    "n",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "top_logprobs",
+)
+
+
+class _Said(msgspec.Struct, kw_only=False, omit_defaults=True):
+    """Something of the user's: its repr tells the kind and the size, never the words."""
+
+    def __repr__(self) -> str:
+        size = len(msgspec.json.encode(self))
+        return f"{type(self).__name__}(<{size} bytes>)"
+
+
+class TextPart(_Said, tag_field="type", tag="text"):
+    """A part of a message: text."""
+
+    text: str
+
+
+class ImageURL(_Said):
+    """Where an image is: an https URL, or a data URL that holds it."""
+
+    url: str
+    detail: str | None = None
+
+
+class ImagePart(_Said, tag_field="type", tag="image_url"):
+    """A part of a message: an image, by URL or as bytes (`from_bytes`)."""
+
+    image_url: ImageURL | str
+
+    def __post_init__(self) -> None:
+        if isinstance(self.image_url, str):
+            self.image_url = ImageURL(self.image_url)
+
+    @classmethod
+    def from_bytes(
+        cls, data: bytes, media_type: str = "image/png", detail: str | None = None
+    ) -> "ImagePart":
+        """Make a part that carries the image itself."""
+        encoded = base64.b64encode(data).decode()
+        return cls(ImageURL(f"data:{media_type};base64,{encoded}", detail))
+
+
+class InputAudio(_Said):
+    """Sound as base64 text, and its format (`wav`, `mp3`)."""
+
+    data: str
+    format: str = "wav"
+
+
+class AudioPart(_Said, tag_field="type", tag="input_audio"):
+    """A part of a message: sound."""
+
+    input_audio: InputAudio
+
+    @classmethod
+    def from_bytes(cls, data: bytes, format: str = "wav") -> "AudioPart":  # noqa: A002  OpenAI's name
+        """Make a part that carries the sound itself."""
+        return cls(InputAudio(base64.b64encode(data).decode(), format))
+
+
+Content: TypeAlias = str | list[TextPart | ImagePart | AudioPart | dict[str, Any]]
+
+
+class System(_Said, tag_field="role", tag="system"):
+    """Instructions."""
+
+    content: Content
+    name: str | None = None
+
+
+class Developer(_Said, tag_field="role", tag="developer"):
+    """Instructions, under the name that newer models know them by."""
+
+    content: Content
+    name: str | None = None
+
+
+class User(_Said, tag_field="role", tag="user"):
+    """What the user says."""
+
+    content: Content
+    name: str | None = None
+
+
+class Assistant(_Said, tag_field="role", tag="assistant"):
+    """What the model said; a `Message` out of an answer serves as well."""
+
+    content: Content | None = None
+    tool_calls: list[Any] | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    name: str | None = None
+
+
+class ToolResult(_Said, tag_field="role", tag="tool"):
+    """What a tool gave, for the call with this id."""
+
+    content: Content
+    tool_call_id: str
+
+
+MessageLike: TypeAlias = (
+    System | Developer | User | Assistant | ToolResult | Model | Mapping[str, Any] | object
+)
+Messages: TypeAlias = str | Iterable[MessageLike]
+
+
+class ChatRequest:
+    """One request: messages and parameters, checked, and encoded when asked.
+
+    Args:
+        messages: a str (one user message) or a list of messages: our structs, dicts, a `Message` out of an
+            answer, or any object with `model_dump`.
+        fields: every other field of the body. One that is None is not sent; to send null, use `extra_body`.
+        system: a system message to put first.
+        extra_body: fields that go in last and as they are.
+
+    Raises:
+        ValueError: no model, no message, an unknown role, a number that is none.
+        TypeError: a message or a parameter of a type that cannot be sent.
+    """
+
+    __slots__ = ("_extra_body", "_fields", "_messages", "n")
+
+    def __init__(
+        self,
+        messages: Messages,
+        fields: Mapping[str, Any],
+        *,
+        system: str | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._messages = _messages_from(messages, system)
+        self._fields = {
+            key: value
+            for key, value in fields.items()
+            if value is not None and key not in ("stream", "stream_options", "messages")
+        }
+        self._extra_body = dict(extra_body) if extra_body else {}
+        _check(self._fields, {**fields, **self._extra_body})
+        options = fields.get("stream_options")
+        if options is not None:
+            self._fields["stream_options"] = _sendable(options)
+        n = self._fields.get("n", 1)
+        self.n: int = n if isinstance(n, int) and n > 0 else 1
+
+    def __repr__(self) -> str:
+        return (
+            f"ChatRequest(model={self._fields.get('model')!r}, messages=<{len(self._messages)}>)"
+        )
+
+    @property
+    def sets_stream_options(self) -> bool:
+        """Whether the caller said what a stream should end with."""
+        return "stream_options" in self._fields or "stream_options" in self._extra_body
+
+    def encode(self, *, stream: bool, ask_usage: bool = True) -> bytes:
+        """Return the body. With `ask_usage`, a stream is asked to end with its usage."""
+        body: dict[str, Any] = {"messages": self._messages, **self._fields}
+        options = body.pop("stream_options", None)
+        if stream:
+            body["stream"] = True
+            if ask_usage:
+                body["stream_options"] = {"include_usage": True, **(options or {})}
+        body.update(self._extra_body)
+        try:
+            return _ENCODER.encode(body)
+        except (TypeError, ValueError, RecursionError, UnicodeEncodeError) as error:
+            raise _unsendable(body, error) from None
+
+
+def _sendable(value: object) -> object:
+    """Turn what msgspec cannot encode by itself into what it can."""
+    if isinstance(value, Model):
+        return value.to_dict()
+    dump = getattr(value, "model_dump", None)
+    if callable(dump):
+        return dump(exclude_none=True)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Iterable):
+        return list(value)
+    raise TypeError(f"a {type(value).__name__} cannot be sent as JSON")
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_sendable)
+
+
+def _unsendable(body: dict[str, Any], cause: Exception) -> Exception:
+    for name, value in body.items():
+        try:
+            _ENCODER.encode(value)
+        except (TypeError, ValueError, RecursionError, UnicodeEncodeError):
+            kind = TypeError if isinstance(cause, TypeError) else ValueError
+            return kind(f"parameter {name!r} cannot be sent as JSON ({type(cause).__name__})")
+    return cause
+
+
+def _check(fields: dict[str, Any], all_fields: dict[str, Any]) -> None:
+    model = all_fields.get("model")
+    if not model:
+        raise ValueError(
+            "no model: pass model=..., or set AsyncChat(model=...) or ASYNCCHAT_MODEL once."
+        )
+    if not isinstance(model, str):
+        raise TypeError(f"model is a {type(model).__name__}; it has to be a str.")
+    for name in _NUMBERS:
+        value = fields.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{name} is a {type(value).__name__}; it has to be a number.")
+        if not isfinite(value):
+            raise ValueError(f"{name} is {value}; it has to be a finite number.")
+
+
+# --------------------------------------------------------------------------------------- messages
+
+
+def _messages_from(messages: Messages, system: str | None) -> list[object]:
+    made: list[object] = [] if system is None else [{"role": "system", "content": system}]
+    if isinstance(messages, str):
+        made.append({"role": "user", "content": messages})
+        return made
+    if isinstance(messages, (Mapping, bytes, msgspec.Struct)) or not isinstance(
+        messages, Iterable
+    ):
+        raise TypeError(
+            f"messages is a {type(messages).__name__}; it has to be a str or a list of messages."
+        )
+    made.extend(_message_from(message, position) for position, message in enumerate(messages))
+    if len(made) == (system is not None):
+        raise ValueError("messages is empty: pass a str, or a list with at least one message.")
+    return made
+
+
+def _message_from(message: object, position: int) -> object:
+    if isinstance(message, dict):
+        role = message.get("role")
+        if role not in ROLES:
+            raise ValueError(
+                f"messages[{position}] has role {role!r}, which is none of {', '.join(sorted(ROLES))}. "
+                "To send it all the same, pass the whole list as extra_body={'messages': [...]}."
+            )
+        return message
+    if isinstance(message, _Said):
+        return message
+    if isinstance(message, Model):
+        return _said_again(message)
+    dump = getattr(message, "model_dump", None)
+    if callable(dump):
+        return _message_from(dump(exclude_none=True), position)
+    if isinstance(message, Mapping):
+        return _message_from(dict(message), position)
+    raise TypeError(
+        f"messages[{position}] is a {type(message).__name__}; it has to be a dict with role and content, "
+        "one of asyncchat's message types, or an object with model_dump()."
+    )
+
+
+def _said_again(message: Model) -> dict[str, Any]:
+    """A message out of an answer, as the server takes it back: in its own spelling, nothing dropped."""
+    said = message.to_dict()
+    audio = said.pop("audio", None)
+    if isinstance(audio, dict) and audio.get("id"):
+        said["audio"] = {"id": audio["id"]}  # the server keeps the sound under that id
+    if "tool_calls" not in said and "function_call" not in said:
+        said.setdefault("content", "")
+    return said

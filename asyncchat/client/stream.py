@@ -131,7 +131,7 @@ class ChatStream(Generic[_Item]):
         self._first_data, ready, self._first_at = [], list[Any](), None
         data = b"more"
         while data and not reader.frames and not reader.done:
-            data = await reply.read()
+            data = await self._fetch(reply)
             self._first_data.append(data)
             ready += self._feed(reader, data)
         self._took(reader)
@@ -230,14 +230,18 @@ class ChatStream(Generic[_Item]):
         self._ready.items = iter(ready)
 
     async def _next(self) -> Any:  # noqa: ANN401  an Event or a Chunk, by mode
-        await self.start()
-        self._first_data = None
-        while True:
-            for item in self._ready.items:
-                return item
-            if self._state != "open":
-                raise StopAsyncIteration
-            self._ready.items = iter(await self._pull())
+        try:
+            await self.start()
+            self._first_data = None
+            while True:
+                for item in self._ready.items:
+                    return item
+                if self._state != "open":
+                    raise StopAsyncIteration
+                self._ready.items = iter(await self._pull())
+        except BaseException:
+            self._drop()  # no block will close what an error or a cancellation ends
+            raise
 
     async def _pull(self) -> list[Any]:
         """Read once and return what that brought; the end of the answer is one of the things it can bring."""
@@ -246,30 +250,33 @@ class ChatStream(Generic[_Item]):
         assert reply is not None
         if reader.done:
             return self._close_reader(reader)
-        data = reply.read_now()
-        if not data:
-            try:
-                data = await reply.read()
-            except APIConnectionError as error:
-                return self._lost(error)
-            except AsyncChatError as error:
-                raise self._failed(error) from None
-            self._last_turn = at = now()
-        else:
-            at = now()
-            if at - self._last_turn > _TURN_SECONDS:
-                await anyio.lowlevel.checkpoint()
-                self._last_turn = at = now()
+        try:
+            data = await self._fetch(reply)
+        except APIConnectionError as error:
+            return self._lost(error)
+        except AsyncChatError as error:
+            raise self._failed(error) from None
         frames = reader.frames
         items = self._feed(reader, data)
         if reader.frames > frames:
-            self._last_at = at
+            self._last_at = now()
             reply.alive()
             if self._first_at is None:
                 self._took(reader)
         if not data or (reader.done and not self._has_last_words(reader, items)):
             items += self._close_reader(reader)
         return items
+
+    async def _fetch(self, reply: Reply) -> bytes:
+        """Read once. Data that is there already is taken without waiting, but not for longer than a turn."""
+        data = reply.read_now()
+        if not data:
+            data = await reply.read()
+            self._last_turn = now()
+        elif now() - self._last_turn > _TURN_SECONDS:
+            await anyio.lowlevel.checkpoint()
+            self._last_turn = now()
+        return data
 
     @staticmethod
     def _has_last_words(reader: AnswerReader, items: list[Any]) -> bool:

@@ -32,9 +32,10 @@ from asyncchat.errors import (
 )
 from asyncchat.protocol.assembler import Assembler
 from asyncchat.protocol.events import Event
-from asyncchat.protocol.lenient import END_MARK, NotJSON, read_values
+from asyncchat.protocol.lenient import END_MARK, NotJSON, mend_surrogates, read_values
 from asyncchat.protocol.response import (
     Chunk,
+    ChunkChoice,
     Completion,
     Delta,
     ServerFault,
@@ -50,6 +51,8 @@ __all__ = ["MAX_ANSWER_BYTES", "AnswerReader"]
 
 MAX_ANSWER_BYTES = 256 * 2**20
 
+# A text nested too deep for the decoder is refused like any other that is wrong.
+_REFUSED = (msgspec.DecodeError, RecursionError)
 _BLANK = b" \t\r\n\xef\xbb\xbf"
 
 
@@ -122,6 +125,7 @@ class AnswerReader:
         "_assembler",
         "_extras",
         "_framing",
+        "_halves",
         "_held",
         "_held_size",
         "_lean",
@@ -159,6 +163,7 @@ class AnswerReader:
         self._framing: Literal["", "sse", "lines", "json"] = ""
         self._held: list[bytes] = []  # of a body whose framing is not known yet, or that is JSON
         self._held_size = 0
+        self._halves: dict[tuple[int, str], str] = {}  # of surrogate pairs, in the view of chunks
         self._lean = not (split_think_tags or cumulative_content)
         self._try_lean = self._lean
         self._extras = False  # whether the last frame had unknown fields
@@ -231,7 +236,7 @@ class AnswerReader:
                 if self._try_lean and chunks is None:
                     try:
                         chunk = _decode_plain(payload)
-                    except msgspec.DecodeError:
+                    except _REFUSED:
                         pass
                     else:
                         plain(chunk, out)
@@ -305,11 +310,11 @@ class AnswerReader:
         if not self._extras:
             try:
                 return _decode_chunk(payload)
-            except msgspec.DecodeError:
+            except _REFUSED:
                 pass
         try:
             source = _decode_any(payload)
-        except msgspec.DecodeError:
+        except _REFUSED:
             return None
         chunk = chunk_with_extra(source) if isinstance(source, dict) else None
         if chunk is not None:
@@ -371,13 +376,27 @@ class AnswerReader:
         odd_text: bool = False,
     ) -> None:
         self.frames += 1
-        if chunks is not None:
-            if not self._assembler.has_said:
-                _show_messages(chunk)
-            chunks.append(chunk)
+        if chunks is not None and not self._assembler.has_said:
+            _show_messages(chunk)
         self._assembler.feed(chunk, out, odd_text=odd_text)
+        if chunks is not None:
+            if odd_text or self._halves:
+                self._mend(chunk)
+            chunks.append(chunk)
         if self._assembler.finish_error and self.error is None:
             self._fail(self._refused(ServerFault("the server ended the answer as failed")))
+
+    def _mend(self, chunk: Chunk) -> None:
+        """Make a chunk's text encode: half of a surrogate pair is held back for the chunk that brings the other."""
+        for choice in chunk.choices:
+            for name in ("content", "refusal", "reasoning_content_", "reasoning_"):
+                key = (choice.index or 0, name)
+                text: str | None = getattr(choice.delta, name)
+                if text:
+                    text, held = mend_surrogates(self._halves.pop(key, "") + text, more_may_come=True)
+                    setattr(choice.delta, name, text)
+                    if held:
+                        self._halves[key] = held
 
     # ----------------------------------------------------------------------------------- the end
 
@@ -409,6 +428,11 @@ class AnswerReader:
         if self.error is not None:
             raise self.error
         self.completion = self._assembler.finish(out, timing)
+        if chunks is not None:
+            for (index, name), _ in self._halves.items():  # a half that found no partner
+                choice = ChunkChoice(index=index)
+                setattr(choice.delta, name, "\ufffd")
+                chunks.append(Chunk(choices=[choice]))
 
     def finish(self, timing: Timing | None = None) -> Completion:
         """Say that the body is over, and return the answer. Raises as `close` does."""
@@ -487,10 +511,10 @@ def _whole(body: bytes) -> Completion | None:
     made: Completion | None
     try:
         made = _decode_completion(body)
-    except msgspec.DecodeError:
+    except _REFUSED:
         try:
             source = _decode_any(body)
-        except msgspec.DecodeError:
+        except _REFUSED:
             return None
         made = completion_with_extra(source) if isinstance(source, dict) else None
     return made if made is not None and _is_well_made(made) else None

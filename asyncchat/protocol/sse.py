@@ -5,6 +5,7 @@ named `error` counts as data of an event of that name, since a server that sends
 Law: however the bytes are cut, `feed` yields the same payloads, and time is linear in the bytes.
 """
 
+import re
 from collections.abc import Iterator
 
 from asyncchat.errors import LimitExceeded
@@ -14,6 +15,7 @@ __all__ = ["MAX_EVENT_BYTES", "SSEParser"]
 MAX_EVENT_BYTES = 16 * 2**20
 
 _BOM = b"\xef\xbb\xbf"
+_BLANKS = re.compile(rb"[\r\n]*")
 _LF, _CR, _COLON, _SPACE = b"\n\r: "
 
 
@@ -98,6 +100,10 @@ class SSEParser:
             if end == size:
                 self._keep(data[position:])
                 return
+            if end == position and not self._held and not self._name:
+                position = _blank_lines(data, position)  # at the speed of the wire, however many
+                self._after_cr = position == size and data[position - 1] == _CR
+                continue
             payload = self._line(data, view, position, end)
             position = end + 1
             if data[end] == _CR:
@@ -191,3 +197,9 @@ class SSEParser:
 
 def _found(position: int, size: int) -> int:
     return position if position >= 0 else size
+
+
+def _blank_lines(data: bytes, position: int) -> int:
+    """Return where a row of blank lines ends."""
+    found = _BLANKS.match(data, position)
+    return found.end() if found else position

@@ -129,14 +129,19 @@ class ChatStream(Generic[_Item]):
         self._reply, self._lease, self._http = reply, lease, reply.http
         reader = self._reader = self._make_reader(reply.content_type)
         self._first_data, ready, self._first_at = [], list[Any](), None
-        data = b"more"
-        while data and not reader.frames and not reader.done:
-            data = await self._fetch(reply)
-            self._first_data.append(data)
-            ready += self._feed(reader, data)
-        self._took(reader)
-        if not data or (reader.done and not self._has_last_words(reader, ready)):
-            ready += self._close_reader(reader)
+        self._last_turn = now()
+        try:
+            data = b"more"
+            while data and not reader.frames and not reader.done:
+                data = await self._fetch(reply)
+                self._first_data.append(data)
+                ready += self._feed(reader, data)
+            self._took(reader)
+            if not data or (reader.done and not self._has_last_words(reader, ready)):
+                ready += self._finish(reader)
+        except AsyncChatError as error:
+            error.partial = error.partial or reader.snapshot()
+            raise
         self._ready.items = iter(ready)
 
     def close(self) -> None:
@@ -226,7 +231,7 @@ class ChatStream(Generic[_Item]):
         reader = self._reader = self._make_reader(self._reader.content_type)
         ready = [item for data in self._first_data for item in self._feed(reader, data)]
         if ended:
-            ready += self._close_reader(reader)
+            ready += self._finish(reader)
         self._ready.items = iter(ready)
 
     async def _next(self) -> Any:  # noqa: ANN401  an Event or a Chunk, by mode
@@ -237,34 +242,38 @@ class ChatStream(Generic[_Item]):
                 for item in self._ready.items:
                     return item
                 if self._state != "open":
-                    raise StopAsyncIteration
+                    break
                 self._ready.items = iter(await self._pull())
         except BaseException:
             self._drop()  # no block will close what an error or a cancellation ends
             raise
+        raise StopAsyncIteration
 
     async def _pull(self) -> list[Any]:
         """Read once and return what that brought; the end of the answer is one of the things it can bring."""
         reader, reply = self._reader, self._reply
         assert reader is not None
         assert reply is not None
-        if reader.done:
-            return self._close_reader(reader)
         try:
-            data = await self._fetch(reply)
-        except APIConnectionError as error:
-            return self._lost(error)
+            if reader.done:
+                return self._finish(reader)
+            try:
+                data = await self._fetch(reply)
+            except APIConnectionError as error:
+                if reader.is_finished and not isinstance(error, APITimeoutError):
+                    return self._finish(reader)  # whole, though its connection broke after that
+                raise
+            frames = reader.frames
+            items = self._feed(reader, data)
+            if reader.frames > frames:
+                self._last_at = now()
+                reply.alive()
+                if self._first_at is None:
+                    self._took(reader)
+            if not data or (reader.done and not self._has_last_words(reader, items)):
+                items += self._finish(reader)
         except AsyncChatError as error:
             raise self._failed(error) from None
-        frames = reader.frames
-        items = self._feed(reader, data)
-        if reader.frames > frames:
-            self._last_at = now()
-            reply.alive()
-            if self._first_at is None:
-                self._took(reader)
-        if not data or (reader.done and not self._has_last_words(reader, items)):
-            items += self._close_reader(reader)
         return items
 
     async def _fetch(self, reply: Reply) -> bytes:
@@ -295,41 +304,27 @@ class ChatStream(Generic[_Item]):
 
     # ----------------------------------------------------------------------------------------- end
 
-    def _close_reader(self, reader: AnswerReader) -> list[Any]:
-        """The body is over, or its end mark has come."""
+    def _finish(self, reader: AnswerReader) -> list[Any]:
+        """The body is over, or its end mark has come: return its last events, or raise what it ended with."""
+        timing = self._timing(reader)
         last: list[Any]
-        try:
-            if self._mode == "chunks":
-                last = reader.close_chunks(self._timing(reader))
-            else:
-                last = reader.close(self._timing(reader))
-        except AsyncChatError as error:
-            raise self._failed(error) from None
+        last = reader.close_chunks(timing) if self._mode == "chunks" else reader.close(timing)
+        assert reader.completion is not None
+        assert self._reply is not None
+        assert self._lease is not None
         self._completion = reader.completion
-        if self._completion is not None:
-            self._completion.http = self._http
-        if self._reply is not None:
-            self._reply.done()
+        self._completion.http = self._http
         self._state = "ended"
-        if self._lease is not None:
-            self._lease.release(reader)
+        self._reply.done()
+        self._lease.release(reader)
         return last
-
-    def _lost(self, error: AsyncChatError) -> list[Any]:
-        """The connection broke: an answer that had all its finish_reasons is whole nevertheless."""
-        reader = self._reader
-        assert reader is not None
-        late = isinstance(error, APITimeoutError)
-        if reader.is_finished and not late:
-            return self._close_reader(reader)
-        if not late:
-            error = _cut(error)
-        raise self._failed(error) from None
 
     def _failed(self, error: AsyncChatError) -> AsyncChatError:
         """Close, and give the error what it should carry."""
         reader = self._reader
         self.close()
+        if isinstance(error, APIConnectionError) and not isinstance(error, APITimeoutError):
+            error = StreamCut(error.message, hint="`partial` holds what had come.")
         if reader is not None and error.partial is None:
             error.partial = reader.snapshot()
         return error
@@ -402,7 +397,3 @@ class _Text(_Items):
             item = await super().__anext__()
             if type(item) is ContentDelta and not item.choice:
                 return item.delta
-
-
-def _cut(error: AsyncChatError) -> StreamCut:
-    return StreamCut(error.message, hint="`partial` holds what had come.")

@@ -63,7 +63,7 @@ async def _ask_once(
         opened = await open_target(target, sampling, stack)
         if json:
             completion = await _whole(opened, messages, stream=stream)
-            show(completion.model_dump_json() + "\n")
+            show(completion.model_dump_json(exclude_unset=True) + "\n")
         elif stream:
             _remark(await _show_as_it_comes(opened, messages))
         else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from asyncchat.cli.target import Opened, Sampling, Target, open_target
+from asyncchat.cli.target import Fields, Opened, Sampling, Target, open_target
 from asyncchat.cli.terminal import Flow, consoles, note, run, without_controls
 from asyncchat.errors import AsyncChatError, printable
 
@@ -101,7 +101,7 @@ def _introduce(opened: Opened, target: Target, took: float) -> None:
         out.print(f"[bold]{opened.model}[/bold] at {opened.base_url}")
 
 
-async def _ask_aloud(opened: Opened, fields: dict[str, object]) -> "Completion":
+async def _ask_aloud(opened: Opened, fields: Fields) -> "Completion":
     flow = Flow()
     async with opened.client.chat.stream(_QUESTION, **fields) as stream:
         try:
@@ -112,14 +112,14 @@ async def _ask_aloud(opened: Opened, fields: dict[str, object]) -> "Completion":
     return stream.completion
 
 
-async def _ask_all(opened: Opened, fields: dict[str, object]) -> list[_Answer]:
+async def _ask_all(opened: Opened, fields: Fields) -> list[_Answer]:
     """Ask every question at once; one that fails leaves the others alone."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     _, aside = consoles()
     answers = [_Answer(question=question) for question in _QUESTIONS]
     limiter = anyio.CapacityLimiter(len(_QUESTIONS))
-    share = int(str(fields["max_tokens"]))
+    share: int = fields["max_tokens"]
     bar = Progress(
         TextColumn(" "),
         BarColumn(40),
@@ -145,7 +145,7 @@ async def _ask_all(opened: Opened, fields: dict[str, object]) -> list[_Answer]:
 
 
 async def _ask_quietly(
-    opened: Opened, question: str, fields: dict[str, object], advance: "Callable[[], None]"
+    opened: Opened, question: str, fields: Fields, advance: "Callable[[], None]"
 ) -> _Answer:
     try:
         async with opened.client.chat.stream(question, **fields) as stream:
@@ -158,16 +158,16 @@ async def _ask_quietly(
 
 def _facts(completion: "Completion") -> str:
     usage = completion.usage
-    return " · ".join(
-        [
-            f"first token after {_first(completion)}",
-            f"{_pace(completion)} tokens/s",
-            f"finish_reason {_finish(completion)}",
-            f"usage {usage.prompt_tokens} in, {usage.completion_tokens} out"
-            if usage
-            else "usage not sent",
-        ]
-    )
+    pace = _pace(completion)
+    facts = [
+        f"first token after {_first(completion)}",
+        f"{pace} tokens/s" if pace else "",
+        f"finish_reason {_finish(completion)}",
+        f"usage {usage.prompt_tokens} in, {usage.completion_tokens} out"
+        if usage
+        else "usage not sent",
+    ]
+    return " · ".join(filter(None, facts))
 
 
 def _table(answers: list[_Answer]) -> "Table":
@@ -204,13 +204,13 @@ def _sum(answers: list[_Answer], took: float, alone: "Completion") -> str:
     text = f"{answered} of {len(answers)} answered in {took:.1f} s"
     if tokens:
         text += f" · {tokens} tokens, {tokens / took:.0f} per second together"
-        text += f" ({_pace(alone)} for one alone)"
+        text += f" ({pace} for one alone)" if (pace := _pace(alone)) else ""
     return text
 
 
 def _pace(completion: "Completion") -> str:
     between = completion.timing.itl if completion.timing else None
-    return f"{1 / between:.0f}" if between else "?"
+    return f"{1 / between:.0f}" if between else ""  # all of it came in one piece
 
 
 def _first(completion: "Completion") -> str:

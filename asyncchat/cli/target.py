@@ -8,7 +8,7 @@ import secrets
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from cyclopts import Parameter
 
@@ -17,7 +17,10 @@ from asyncchat.cli.terminal import UsageError, fetch_model
 if TYPE_CHECKING:
     from asyncchat import AsyncChat
 
-__all__ = ["Opened", "Sampling", "Target", "open_target"]
+__all__ = ["Fields", "Opened", "Sampling", "Target", "open_target"]
+
+# Request fields on their way into keywords of the client, where each has a type of its own.
+Fields: TypeAlias = dict[str, Any]
 
 _LOCAL_MAX_TOKENS = 512  # left alone, a model this small often rambles to the end of its context
 
@@ -66,7 +69,7 @@ class Sampling:
         Parameter(help="End the answer before this text; repeatable.", negative=()),
     ] = None
 
-    def fields(self) -> dict[str, int | float | list[str]]:
+    def fields(self) -> Fields:
         """Return the request fields that were given."""
         given = {
             "max_tokens": self.max_tokens,
@@ -85,7 +88,7 @@ class Opened:
     client: "AsyncChat"
     base_url: str
     model: str
-    fields: dict[str, int | float | list[str]]
+    fields: Fields
 
 
 async def open_target(
@@ -106,7 +109,10 @@ async def open_target(
         base_url, model = _base_url(target, key), _model(target)
         from asyncchat import AsyncChat
 
-        client = AsyncChat(base_url=base_url or None, api_key=key, model=model)
+        try:
+            client = AsyncChat(base_url=base_url or None, api_key=key, model=model)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
     await stack.enter_async_context(client)
     return Opened(client=client, base_url=base_url, model=model, fields=fields)
 

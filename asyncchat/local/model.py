@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 _BLOCK = 1 << 20
+_FETCHED_AT = 1_000_000_000
 _STALE_SECONDS = 24 * 3600
 _POLL_SECONDS = 0.1
 
@@ -267,6 +268,8 @@ def _take_out(source: Path, model: ModelFile, draft: Path, target: Path) -> None
         os.fsync(file.fileno())
     if digest.hexdigest() != model.sha256:
         raise _spoiled(source, model, "its sha256 is not the expected one")
+    # One time for every copy: of two installs at once, one may write its stamp beside the other's file.
+    os.utime(draft, (_FETCHED_AT, _FETCHED_AT))
     try:
         draft.replace(target)
     except PermissionError:

@@ -6,6 +6,7 @@ headers that OpenAI, Azure and Groq send.
 
 import re
 from collections.abc import Mapping
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from math import isfinite
 
@@ -63,7 +64,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
                 return None
             wait = asked * (1 + rand / 10)
         else:
-            bound = min(self.max_delay, self.initial_delay * 2 ** (attempts - 1))
+            bound = min(self.max_delay, self.initial_delay * 2 ** min(attempts - 1, 30))
             wait = bound * max(rand, 0.1)  # an evenly drawn wait, but never a busy loop
         return None if remaining is not None and wait >= remaining else wait
 
@@ -105,7 +106,9 @@ def requested_wait(headers: Mapping[str, str], now: float) -> float | None:
     after = headers.get("retry-after")
     if after is not None:
         seconds = _positive(after)
-        return seconds if seconds is not None else _until(after, headers.get("date"), now)
+        wait = seconds if seconds is not None else _until(after, headers.get("date"), now)
+        if wait is not None:
+            return wait
     limits = rate_limits(headers).values()
     spent = [one.reset for one in limits if one.reset is not None and not one.remaining]
     return max(spent, default=None)
@@ -122,9 +125,11 @@ def _until(date: str, server_date: str | None, now: float) -> float | None:
 
 def _timestamp(date: str) -> float | None:
     try:
-        return parsedate_to_datetime(date).timestamp()
+        parsed = parsedate_to_datetime(date)
     except (ValueError, OverflowError):
         return None
+    # HTTP dates are in GMT, whether they say so or not.
+    return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
 
 
 def _positive(text: str | None) -> float | None:
@@ -140,8 +145,8 @@ def _count(text: str | None) -> int | None:
     return None if number is None else int(number)
 
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_UNITS = {"us": 1e-6, "\u00b5s": 1e-6, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(us|\u00b5s|ms|s|m|h|d)")
 
 
 def _duration(text: str | None) -> float | None:

@@ -44,6 +44,7 @@ from asyncchat.protocol.response import (
     chunk_with_extra,
     completion_with_extra,
     fault_in,
+    mend_names,
 )
 from asyncchat.protocol.sse import MAX_EVENT_BYTES, SSEParser
 
@@ -247,6 +248,8 @@ class AnswerReader:
                     return
         except LimitExceeded as error:
             self._fail(error)
+        except RecursionError:
+            self._fail(self._no_answer("JSON nested too deep"))
 
     def _feed_unsure(
         self, data: bytes, out: list[Event] | None, chunks: list[Chunk] | None
@@ -276,7 +279,10 @@ class AnswerReader:
             )
             return
         if self._framing == "lines" and b"\n" in data:
-            self._feed_lines(out, chunks)
+            try:
+                self._feed_lines(out, chunks)
+            except RecursionError:
+                self._fail(self._no_answer("JSON nested too deep"))
 
     def _feed_lines(self, out: list[Event] | None, chunks: list[Chunk] | None) -> None:
         """JSON lines, until a line turns out to be no value of its own: then it is one JSON text."""
@@ -298,13 +304,27 @@ class AnswerReader:
         self, payload: memoryview, event: str, out: list[Event] | None, chunks: list[Chunk] | None
     ) -> None:
         """One frame that the lean decoder did not take."""
-        chunk = None if event == "error" else self._decode(payload)
+        if event == "error":
+            self._error_event(payload, out, chunks)
+            return
+        chunk = self._decode(payload)
         if chunk is None or chunk.object == "error":
             self._values(*read_values(payload), event, out, chunks)
             return
         self._chunk(chunk, out, chunks)
         # Reasoning, calls and unknown fields come in runs: the lean decoder is tried again after them.
         self._try_lean = self._lean and not self._extras and _could_be_lean(chunk)
+
+    def _error_event(
+        self, payload: memoryview, out: list[Event] | None, chunks: list[Chunk] | None
+    ) -> None:
+        """An event named `error`: it is one, in JSON or in plain words."""
+        values, _ = read_values(payload)
+        self._values(values, None, "error", out, chunks)
+        if self.error is None:
+            text = str(payload, "utf-8", "replace").strip()
+            words = text if text not in ("", "null") else "an error event without a word"
+            self._fail(self._refused(ServerFault(words)))
 
     def _decode(self, payload: memoryview) -> Chunk | None:
         if not self._extras:
@@ -335,37 +355,39 @@ class AnswerReader:
             if value is END_MARK:
                 self.done = True
                 return
-            if fault := fault_in(value, event):
-                self._take_rest(value, out, chunks)
-                self._fail(self._refused(fault))
-                return
             for item in value if isinstance(value, list) else [value]:
-                if not isinstance(item, dict):
-                    self._fail(self._no_answer(f"a JSON {type(item).__name__}"))
-                    return
-                self.lenient_decodes += 1
-                if not self._object(item, out, chunks):
+                self._value(item, event, out, chunks)
+                if self.done:
                     return
         if problem is not None:
             self._fail(self._no_answer(f"no JSON ({problem})"))
 
-    def _take_rest(
-        self, value: object, out: list[Event] | None, chunks: list[Chunk] | None
+    def _value(
+        self, value: object, event: str, out: list[Event] | None, chunks: list[Chunk] | None
     ) -> None:
-        """A frame that tells of a failure may carry the last words as well."""
-        if isinstance(value, dict) and value.get("choices"):
+        if fault := fault_in(value, event):
+            if isinstance(value, dict) and value.get("choices"):
+                self._object(value, out, chunks)  # the last words beside the failure
+            self._fail(self._refused(fault))
+        elif isinstance(value, dict):
+            self.lenient_decodes += 1
             self._object(value, out, chunks)
+        elif event in ("", "message"):  # under another name it is somebody's keepalive
+            self._fail(self._no_answer(f"a JSON {type(value).__name__}"))
 
     def _object(
         self, source: dict[str, object], out: list[Event] | None, chunks: list[Chunk] | None
-    ) -> bool:
+    ) -> None:
         try:
             chunk = chunk_from(source)
         except ValueError as error:
             self._fail(self._no_answer(str(error)))
-            return False
+            return
+        mend_names(chunk)
         self._chunk(chunk, out, chunks, odd_text=True)
-        return self.error is None
+        whole = self._framing != "sse" and any(choice.message for choice in chunk.choices)
+        if whole and self.error is None:
+            self.done = True  # the brace that closes a whole answer is its end mark
 
     def _chunk(
         self,
@@ -393,7 +415,9 @@ class AnswerReader:
                 key = (choice.index or 0, name)
                 text: str | None = getattr(choice.delta, name)
                 if text:
-                    text, held = mend_surrogates(self._halves.pop(key, "") + text, more_may_come=True)
+                    text, held = mend_surrogates(
+                        self._halves.pop(key, "") + text, more_may_come=True
+                    )
                     setattr(choice.delta, name, text)
                     if held:
                         self._halves[key] = held
@@ -429,7 +453,7 @@ class AnswerReader:
             raise self.error
         self.completion = self._assembler.finish(out, timing)
         if chunks is not None:
-            for (index, name), _ in self._halves.items():  # a half that found no partner
+            for index, name in self._halves:  # a half that found no partner
                 choice = ChunkChoice(index=index)
                 setattr(choice.delta, name, "\ufffd")
                 chunks.append(Chunk(choices=[choice]))
@@ -449,7 +473,10 @@ class AnswerReader:
             return
         values, problem = read_values(payload)
         cut = problem is not None and (problem.at_end or not whole)
-        self._values(values, None if cut else problem, self._parser.event, out, chunks)
+        try:
+            self._values(values, None if cut else problem, self._parser.event, out, chunks)
+        except RecursionError:
+            self._fail(self._no_answer("JSON nested too deep"))
         if cut and self.error is None:
             self._fail(self._cut("inside its JSON" if whole else "inside an event"))
 
@@ -485,7 +512,7 @@ class AnswerReader:
         self.done = True
 
     def _refused(self, fault: ServerFault) -> APIError:
-        limited = fault.code in (429, "429") or "rate_limit_exceeded" in (fault.code, fault.type)
+        limited = fault.is_rate_limit
         return (RateLimitError if limited else APIError)(
             printable(fault.message),
             code=fault.code,

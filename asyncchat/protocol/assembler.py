@@ -24,7 +24,7 @@ from asyncchat.protocol.events import (
     RefusalDone,
     UsageReport,
 )
-from asyncchat.protocol.lenient import is_json, mend_surrogates
+from asyncchat.protocol.lenient import is_json, mend_surrogates, mend_value
 from asyncchat.protocol.response import (
     Choice,
     Chunk,
@@ -45,6 +45,7 @@ from asyncchat.protocol.toolcalls import ToolCalls
 
 __all__ = ["Assembler", "ChoiceState"]
 
+_NO_USAGE = Usage()
 _Kind = Literal["content", "refusal", "reasoning"]
 _DELTA: dict[str, type[ContentDelta | RefusalDelta | ReasoningDelta]] = {
     "content": ContentDelta,
@@ -53,7 +54,8 @@ _DELTA: dict[str, type[ContentDelta | RefusalDelta | ReasoningDelta]] = {
 }
 # A plain "stop" after one of these is a server tidying up; the earlier word says more.
 _TELLING = frozenset({"tool_calls", "function_call", "length", "content_filter"})
-_RUN_TEXT = ("text", "summary", "thinking", "data")
+_RUN_TEXT = ("text", "summary", "thinking")
+_SEALED = frozenset({"reasoning.encrypted", "redacted_thinking"})
 
 
 class ChoiceState:
@@ -78,11 +80,13 @@ class ChoiceState:
         "reasoning_name",
         "refusal",
         "role",
+        "spoke",
     )
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.role = ""
+        self.spoke = False  # deltas brought words or calls: whole messages then only repeat them
         self.content: list[str] = []
         self.refusal: list[str] = []
         self.reasoning: list[str] = []
@@ -131,13 +135,14 @@ class Assembler:
 
     Args:
         n: how many answers were asked for. With one, every choice belongs to it, whatever index it bears.
-        split_think_tags: take `<think>...</think>` at the start of the content for reasoning.
+        split_think_tags: take `<think>...</think>` in content for reasoning.
         cumulative_content: each delta repeats the text so far, as some servers do; keep what is new.
     """
 
     __slots__ = (
         "_filters",
         "_first",
+        "_has_meta",
         "_meta",
         "_n",
         "_odd_text",
@@ -153,7 +158,8 @@ class Assembler:
         self._n = n
         self._states: dict[int, ChoiceState] = {}
         self._first: ChoiceState | None = None
-        self._meta: dict[str, Any] = {}
+        self._meta: dict[str, Any] = {"id": "", "model": "", "created": None}
+        self._has_meta = False
         self._odd_text = False  # text may hold halves of surrogate pairs
         self._filters = TextFilter.factory(split_think_tags, cumulative_content)
         self.usage: Usage | None = None
@@ -168,7 +174,7 @@ class Assembler:
 
         `chunk` is any struct with `choices[].index` and `choices[].delta.content`, and a chunk's metadata.
         """
-        if not self._meta:
+        if not self._has_meta:
             self._take_meta(chunk)
         for choice in chunk.choices:
             state = self._first
@@ -177,6 +183,7 @@ class Assembler:
             delta = choice.delta
             text = delta.content
             if text:
+                state.spoke = True
                 state.content.append(text)
                 if out is not None:
                     if state.held:
@@ -193,15 +200,14 @@ class Assembler:
         """
         self._odd_text |= odd_text
         self._take_meta(chunk)
-        whole: list[tuple[ChoiceState, Delta]] = []
+        filled: set[int] = set()  # choices that got words out of a whole message in this chunk
         for choice in chunk.choices:
             state = self._state(choice.index)
-            if choice.message is not None and not state.has_said:
-                whole.append((state, choice.message))
             self._take_choice(state, choice, out)
-        for state, message in whole:
-            self._take_message(state, message, out)
-        if chunk.usage is not None:
+            if choice.message is not None and not state.spoke:
+                self._take_message(state, choice.message, out, first=state.index not in filled)
+                filled.add(state.index)
+        if chunk.usage is not None and chunk.usage != _NO_USAGE:
             self.usage = merge_usage(self.usage, chunk.usage)
             if out is not None:
                 out.append(UsageReport(self.usage))
@@ -216,11 +222,10 @@ class Assembler:
 
     def _take_meta(self, chunk: Any) -> None:  # noqa: ANN401  a Chunk or the reader's lean one
         meta = self._meta
-        if len(meta) < 3:
+        if not self._has_meta:
             for name in ("id", "model", "created"):
-                value = getattr(chunk, name)
-                if value or name not in meta:
-                    meta[name] = meta.get(name) or value
+                meta[name] = meta[name] or getattr(chunk, name)
+            self._has_meta = bool(meta["id"] and meta["model"] and meta["created"])
         if chunk.system_fingerprint is not None:
             meta["system_fingerprint"] = chunk.system_fingerprint
         if chunk.service_tier is not None:
@@ -236,7 +241,8 @@ class Assembler:
         if choice.logprobs is not None:
             self._take_logprobs(state, choice.logprobs, out)
         if choice.extra_:
-            state.choice_extra.update(choice.extra_)
+            extra = choice.extra_
+            state.choice_extra.update({k: v for k, v in extra.items() if v is not None})
         reason = choice.finish_reason
         if reason:
             self.finish_error |= reason == "error"
@@ -245,17 +251,32 @@ class Assembler:
             if out is not None and state.calls is not None:
                 state.calls.settle(out)
 
-    def _take_message(self, state: ChoiceState, said: Delta, out: list[Event] | None) -> None:
-        """A whole message in place of deltas: it fills what is empty and repeats nothing."""
-        if state.content:
-            said.content = None
-        if state.calls:
-            said.tool_calls = None
+    def _take_message(
+        self, state: ChoiceState, said: Delta, out: list[Event] | None, *, first: bool
+    ) -> None:
+        """A whole message in place of deltas. What it repeats of an earlier one is not taken twice.
+
+        `first` is false for the second of several in one chunk, where the answer is split over choices.
+        """
+        said.content = _news(said.content, state.content, first=first)
+        said.refusal = _news(said.refusal, state.refusal, first=first)
+        for name in ("reasoning_content_", "reasoning_"):
+            setattr(said, name, _news(getattr(said, name), state.reasoning, first=first))
         if state.reasoning:
-            said.reasoning_content_ = said.reasoning_ = said.reasoning_details = None
-        if state.refusal:
-            said.refusal = None
+            said.reasoning_details = None
+        calls, said.tool_calls = said.tool_calls, None
         self._take_delta(state, said, out)
+        whole = not state.calls
+        for fragment in calls or []:
+            self._calls(state).feed(fragment, out, whole=whole)
+        state.spoke = False
+
+    def _calls(self, state: ChoiceState) -> ToolCalls:
+        if state.calls is None:
+            completion_id = self._meta["id"]
+            prefix = f"call_{completion_id}_" if completion_id else "call_"
+            state.calls = ToolCalls(state.index, prefix)
+        return state.calls
 
     def _take_delta(self, state: ChoiceState, delta: Delta, out: list[Event] | None) -> None:
         if delta.role and not state.role:
@@ -263,14 +284,16 @@ class Assembler:
         if reasoning := self._reasoning_in(state, delta):
             self._take_text(state, "reasoning", reasoning, out)
         if delta.content:
+            state.spoke = True
             self._take_content(state, delta.content, out)
         if delta.refusal:
+            state.spoke = True
             self._take_text(state, "refusal", delta.refusal, out)
         if delta.tool_calls:
-            if state.calls is None:
-                state.calls = ToolCalls(state.index)
+            state.spoke = True
+            calls = self._calls(state)
             for fragment in delta.tool_calls:
-                state.calls.feed(fragment, out)
+                calls.feed(fragment, out)
         if delta.function_call is not None:
             self._take_function(state, delta.function_call)
         self._take_rest(state, delta)
@@ -375,7 +398,8 @@ class Assembler:
     @property
     def is_finished(self) -> bool:
         """Whether every choice has a finish_reason."""
-        return bool(self._states) and all(s.finish_reason for s in self._states.values())
+        states = self._states.values()
+        return len(states) >= self._n and all(state.finish_reason for state in states)
 
     @property
     def has_cut_call(self) -> bool:
@@ -435,7 +459,7 @@ class Assembler:
             index=state.index,
             message=self._message(state, ended=ended),
             finish_reason=state.finish_reason,
-            logprobs=state.logprobs,
+            logprobs=_copied(state.logprobs),
         )
         if state.choice_extra:
             made.extra_ = dict(state.choice_extra)
@@ -446,7 +470,10 @@ class Assembler:
             role=state.role or "assistant",
             content=state.text("content", ended=ended) or None,
             refusal=state.text("refusal", ended=ended) or None,
-            reasoning_details=list(state.details) or None,
+            reasoning_details=[
+                dict(block) if isinstance(block, dict) else block for block in state.details
+            ]
+            or None,
             annotations=list(state.annotations) or None,
             audio=_audio(state) or None,
         )
@@ -456,14 +483,16 @@ class Assembler:
             else:
                 made.reasoning_content_ = reasoning
         if state.calls:
-            completion_id = self._meta.get("id", "")
-            prefix = f"call_{completion_id}_" if completion_id else "call_"
-            made.tool_calls = state.calls.final(prefix, ended=ended) or None
+            made.tool_calls = state.calls.final(ended=ended) or None
         if state.function is not None:
             arguments = "".join(state.function_arguments)
+            arguments, _ = mend_surrogates(arguments, more_may_come=not ended)
             made.function_call = Function(name=state.function, arguments=arguments)
         if state.message_extra:
-            made.extra_ = dict(state.message_extra)
+            kept = state.message_extra.items()
+            made.extra_ = {k: list(v) if isinstance(v, list) else v for k, v in kept}
+        if self._odd_text and made.reasoning_details:
+            made.reasoning_details = [mend_value(block) for block in made.reasoning_details]
         return made
 
 
@@ -478,11 +507,33 @@ def _extended(
     return old
 
 
+def _copied(logprobs: Logprobs | None) -> Logprobs | None:
+    """A copy that does not go on growing."""
+    if logprobs is None:
+        return None
+    content, refusal = logprobs.content, logprobs.refusal
+    return Logprobs(
+        content=None if content is None else list(content),
+        refusal=None if refusal is None else list(refusal),
+        extra_=logprobs.extra_,
+    )
+
+
 def _with_total(usage: Usage) -> Usage:
     prompt, completion = usage.prompt_tokens, usage.completion_tokens
-    if usage.total_tokens is None and prompt is not None and completion is not None:
-        usage.total_tokens = prompt + completion
-    return usage
+    if usage.total_tokens is not None or prompt is None or completion is None:
+        return usage
+    return merge_usage(usage, Usage(total_tokens=prompt + completion))
+
+
+def _news(text: str | None, known: list[str], *, first: bool) -> str | None:
+    """Return what a whole message says beyond what is known."""
+    if not text or not known:
+        return text
+    before = "".join(known)
+    if text.startswith(before):
+        return text[len(before) :]
+    return text if first else None
 
 
 def _take_extra(kept: dict[str, Any], new: dict[str, Any]) -> None:
@@ -508,7 +559,7 @@ def _join_runs(kept: list[Any], new: Iterable[Any]) -> None:
             kept.append(block)
             continue
         last = kept[-1] if kept and isinstance(kept[-1], dict) else None
-        if last is None or last.get("type") != block.get("type") or _differ(last, block):
+        if last is None or not _is_one(last, block):
             kept.append(dict(block))
             continue
         for key, value in block.items():
@@ -518,8 +569,13 @@ def _join_runs(kept: list[Any], new: Iterable[Any]) -> None:
                 last[key] = value
 
 
-def _differ(last: dict[str, Any], new: dict[str, Any]) -> bool:
-    return bool(new.get("id") and last.get("id") and new["id"] != last["id"])
+def _is_one(last: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether a block goes on in the next: a signature seals one, and so does its type."""
+    if last.get("type") != new.get("type") or last.get("type") in _SEALED:
+        return False
+    if new.get("id") and last.get("id") and new["id"] != last["id"]:
+        return False
+    return not (last.get("signature") and any(new.get(name) for name in _RUN_TEXT))
 
 
 def _text_of(blocks: list[Any]) -> str:

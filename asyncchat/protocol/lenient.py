@@ -8,7 +8,16 @@ odd spellings, comments and field names that a gateway wrapped in `data:` once m
 import json  # noqa: TID251  msgspec refuses what this module exists to read
 import re
 
-__all__ = ["END_MARK", "NotJSON", "is_json", "mend_surrogates", "read_values", "split_json"]
+__all__ = [
+    "END_MARK",
+    "NotJSON",
+    "dump",
+    "is_json",
+    "mend_surrogates",
+    "mend_value",
+    "read_values",
+    "split_json",
+]
 
 END_MARK = object()
 """Stands for `[DONE]` among the values."""
@@ -19,7 +28,13 @@ _LONGEST_INTEGER = (
 _DONE = re.compile(r"""["']?\s*\[\s*done\s*\]\s*["']?\s*(?=\n|\Z)""", re.IGNORECASE)
 _NOISE = re.compile(r"(?:\s+|data:|:[^\n]*|\ufeff)+")
 # A keepalive that forgot to be a comment: `data: ping`. No JSON begins so, and no sentence is one bare word.
-_WORD = re.compile(r"(?!null\b|true\b|false\b)[A-Za-z][\w.-]{0,31}\s*\Z")
+_WORD = re.compile(
+    r"(?!null\b|true\b|false\b)(?:[A-Za-z][\w.-]{0,31}|(?i:keep[ -]?alive|heart[ -]?beat))\s*\Z"
+)
+# What may stand at the end of JSON that was cut inside a number, a word or an escape.
+_CUT = re.compile(
+    r"(?:-?\d*\.?\d*(?:[eE][+-]?)?\d*|t(?:ru?)?|f(?:a(?:ls?)?)?|n(?:ul?)?|Na?|-?I[a-z]*|\\?u[0-9a-fA-F]{0,3})\s*\Z"
+)
 
 
 class NotJSON(ValueError):
@@ -55,13 +70,14 @@ def read_values(payload: bytes | bytearray | memoryview) -> tuple[list[object], 
         try:
             value, position = _DECODER.raw_decode(text, position)
         except json.JSONDecodeError as error:
-            at_end = error.msg.startswith("Unterminated") or error.pos >= len(text.rstrip())
+            unterminated = error.msg.startswith("Unterminated")
+            at_end = unterminated or _CUT.match(text, error.pos) is not None
             return values, NotJSON(error.msg, at_end=at_end)
         except RecursionError:
             return values, NotJSON("nested too deep", at_end=False)
         if isinstance(value, str) and _DONE.fullmatch(value):
             return [*values, END_MARK], None
-        if value is not None:
+        if value is not None and value != "":
             values.append(value)
 
 
@@ -74,6 +90,23 @@ def mend_surrogates(text: str, *, more_may_come: bool = False) -> tuple[str, str
     if more_may_come and text and "\ud800" <= text[-1] <= "\udbff":
         text, held = text[:-1], text[-1]
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), held
+
+
+def mend_value(value: object) -> object:
+    """Return a decoded value whose every string encodes."""
+    if isinstance(value, str):
+        return value if value.isascii() else mend_surrogates(value)[0]
+    if isinstance(value, list):
+        return [mend_value(item) for item in value]
+    if isinstance(value, dict):
+        return {mend_value(key): mend_value(item) for key, item in value.items()}
+    return value
+
+
+def dump(value: object) -> str:
+    """Return JSON text of a decoded value, with its keys in the order they came."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text if text.isascii() else mend_surrogates(text)[0]
 
 
 def is_json(text: str) -> bool:

@@ -7,7 +7,6 @@ that forgive, and keeps what it does not know in `model_extra`.
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from math import isfinite
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -176,15 +175,15 @@ def _text(value: object) -> str | None:
 
 def _integer(value: object) -> int | None:
     number = _number(value)
-    return (
-        int(number) if number is not None and isfinite(number) and number == int(number) else None
-    )
+    if isinstance(number, int):
+        return number
+    return int(number) if number is not None and number.is_integer() else None
 
 
-def _number(value: object) -> float | None:
+def _number(value: object) -> int | float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
-    if isinstance(value, int):
+    if not isinstance(value, str):
         return value
     try:
         return float(value)

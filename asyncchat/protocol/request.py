@@ -6,7 +6,7 @@ A message that came out of an answer goes back in as it is.
 """
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite
 from typing import Any, TypeAlias
 
@@ -48,8 +48,11 @@ class _Said(msgspec.Struct, kw_only=False, omit_defaults=True):
     """Something of the user's: its repr tells the kind and the size, never the words."""
 
     def __repr__(self) -> str:
-        size = len(msgspec.json.encode(self))
-        return f"{type(self).__name__}(<{size} bytes>)"
+        try:
+            size = f"{len(_ENCODER.encode(self))} bytes"
+        except (TypeError, ValueError):
+            size = "not to be sent"
+        return f"{type(self).__name__}(<{size}>)"
 
 
 class TextPart(_Said, tag_field="type", tag="text"):
@@ -87,7 +90,7 @@ class InputAudio(_Said):
     """Sound as base64 text, and its format (`wav`, `mp3`)."""
 
     data: str
-    format: str = "wav"
+    format: str
 
 
 class AudioPart(_Said, tag_field="type", tag="input_audio"):
@@ -175,16 +178,20 @@ class ChatRequest:
     ) -> None:
         self._messages = _messages_from(messages, system)
         self._fields = {
-            key: value
+            key: _settled(value)
             for key, value in fields.items()
             if value is not None and key not in ("stream", "stream_options", "messages")
         }
-        self._extra_body = dict(extra_body) if extra_body else {}
+        self._extra_body = {k: _settled(v) for k, v in (extra_body or {}).items()}
         _check(self._fields, {**fields, **self._extra_body})
         options = fields.get("stream_options")
         if options is not None:
-            self._fields["stream_options"] = _sendable(options)
-        n = self._fields.get("n", 1)
+            if not isinstance(options, Mapping):
+                raise TypeError(
+                    f"stream_options is a {type(options).__name__}; it has to be a dict."
+                )
+            self._fields["stream_options"] = dict(options)
+        n = self._extra_body.get("n", self._fields.get("n", 1))
         self.n: int = n if isinstance(n, int) and n > 0 else 1
 
     def __repr__(self) -> str:
@@ -210,6 +217,15 @@ class ChatRequest:
             return _ENCODER.encode(body)
         except (TypeError, ValueError, RecursionError, UnicodeEncodeError) as error:
             raise _unsendable(body, error) from None
+
+
+def _settled(value: object) -> object:
+    """A parameter as it can be encoded more than once: a retry sends the same again."""
+    if isinstance(value, Model):
+        return value.to_dict()
+    if isinstance(value, (list, Iterator)):
+        return [_settled(item) for item in value]
+    return value
 
 
 def _sendable(value: object) -> object:
@@ -253,7 +269,7 @@ def _check(fields: dict[str, Any], all_fields: dict[str, Any]) -> None:
             continue
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TypeError(f"{name} is a {type(value).__name__}; it has to be a number.")
-        if not isfinite(value):
+        if isinstance(value, float) and not isfinite(value):
             raise ValueError(f"{name} is {value}; it has to be a finite number.")
 
 
@@ -280,16 +296,23 @@ def _messages_from(messages: Messages, system: str | None) -> list[object]:
 def _message_from(message: object, position: int) -> object:
     if isinstance(message, dict):
         role = message.get("role")
-        if role not in ROLES:
+        if not (isinstance(role, str) and role in ROLES):
             raise ValueError(
                 f"messages[{position}] has role {role!r}, which is none of {', '.join(sorted(ROLES))}. "
                 "To send it all the same, pass the whole list as extra_body={'messages': [...]}."
             )
-        return message
+        calls = message.get("tool_calls")
+        return {**message, "tool_calls": _settled(calls)} if calls else message
+    if isinstance(message, Assistant) and message.tool_calls:
+        return msgspec.structs.replace(message, tool_calls=_settled(message.tool_calls))
     if isinstance(message, _Said):
         return message
-    if isinstance(message, Model):
+    if isinstance(message, Model) and "role" in message.__struct_fields__:
         return _said_again(message)
+    if isinstance(message, Model):
+        raise TypeError(
+            f"messages[{position}] is a {type(message).__name__}; pass its message (`answer.message`)."
+        )
     dump = getattr(message, "model_dump", None)
     if callable(dump):
         return _message_from(dump(exclude_none=True), position)

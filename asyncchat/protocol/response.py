@@ -6,11 +6,12 @@ Names of fields are OpenAI's. Source: the Chat Completions reference, and what s
 """
 
 from collections.abc import Mapping
-from typing import Any
+from copy import copy
+from typing import Any, TypeVar
 
 import msgspec
 
-from asyncchat.protocol.lenient import is_json
+from asyncchat.protocol.lenient import dump, is_json, mend_surrogates, mend_value
 from asyncchat.protocol.model import Model, build
 
 __all__ = [
@@ -37,8 +38,13 @@ __all__ = [
     "chunk_with_extra",
     "completion_with_extra",
     "fault_in",
+    "mend_names",
     "merge_usage",
 ]
+
+
+_T = TypeVar("_T")
+_M = TypeVar("_M", bound=Model)
 
 
 # ------------------------------------------------------------------------------------------ usage
@@ -92,24 +98,35 @@ def merge_usage(old: Usage | None, new: Usage) -> Usage:
     """
     if old is None:
         return new
-    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
-        value = getattr(new, name)
-        if value is not None:
-            setattr(old, name, value)
-    for name in ("prompt_tokens_details", "completion_tokens_details"):
-        ours, theirs = getattr(old, name), getattr(new, name)
-        setattr(old, name, theirs if ours is None else _merged(ours, theirs))
-    if new.extra_:
-        old.extra_ = {**(old.extra_ or {}), **new.extra_}
-    return old
+    made = Usage(
+        prompt_tokens=_newer(old.prompt_tokens, new.prompt_tokens),
+        completion_tokens=_newer(old.completion_tokens, new.completion_tokens),
+        total_tokens=_newer(old.total_tokens, new.total_tokens),
+        prompt_tokens_details=_merged(old.prompt_tokens_details, new.prompt_tokens_details),
+        completion_tokens_details=_merged(
+            old.completion_tokens_details, new.completion_tokens_details
+        ),
+    )
+    made.extra_ = {**old.model_extra, **_present(new.model_extra)} or None
+    return made
 
 
-def _merged(old: Model, new: Model | None) -> Model:
-    for name in new.__struct_fields__ if new is not None else ():
-        value = getattr(new, name)
-        if value is not None:
-            setattr(old, name, value)
-    return old
+def _newer(old: _T | None, new: _T | None) -> _T | None:
+    return old if new is None else new
+
+
+def _merged(old: _M | None, new: _M | None) -> _M | None:
+    if old is None or new is None:
+        return _newer(old, new)
+    made = copy(old)
+    for name in made.__struct_fields__:
+        setattr(made, name, _newer(getattr(old, name), getattr(new, name)))
+    made.extra_ = {**old.model_extra, **_present(new.model_extra)} or None
+    return made
+
+
+def _present(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 # --------------------------------------------------------------------------------------- logprobs
@@ -360,6 +377,33 @@ def completion_with_extra(source: dict[str, Any]) -> Completion | None:
     return made
 
 
+def mend_names(chunk: Chunk) -> None:
+    """Make every string of a chunk encode, but for the running text, whose halves may find each other later."""
+    chunk.extra_ = _mended(chunk.extra_)
+    for choice in chunk.choices:
+        choice.extra_ = _mended(choice.extra_)
+        for token in (choice.logprobs and choice.logprobs.content) or []:
+            token.token = mend_surrogates(token.token)[0]
+        for said in (choice.delta, choice.message):
+            if said is not None:
+                _mend_delta(said)
+
+
+def _mend_delta(said: Delta) -> None:
+    said.extra_ = _mended(said.extra_)
+    said.audio = _mended(said.audio)
+    for call in said.tool_calls or []:
+        call.extra_ = _mended(call.extra_)
+        call.id = mend_surrogates(call.id or "")[0]
+        if call.function is not None:
+            call.function.extra_ = _mended(call.function.extra_)
+            call.function.name = mend_surrogates(call.function.name or "")[0]
+
+
+def _mended(fields: dict[str, Any] | None) -> dict[str, Any] | None:
+    return None if fields is None else {k: mend_value(v) for k, v in fields.items()}
+
+
 _Extras = list[tuple[dict[str, Any], dict[str, Any]]]
 
 
@@ -466,7 +510,7 @@ def _call_from(source: dict[str, object]) -> dict[str, object]:
 def _function_from(source: dict[str, object]) -> dict[str, object]:
     arguments = source.get("arguments")
     if isinstance(arguments, (dict, list)):
-        return {**source, "arguments": msgspec.json.encode(arguments).decode()}
+        return {**source, "arguments": dump(arguments)}
     return source
 
 
@@ -485,8 +529,8 @@ def _take_parts(delta: dict[str, object], parts: list[object]) -> None:
         elif part is not None:
             rest.append(part)
     delta["content"] = "".join(text) if text else None
-    if thinking:
-        delta.setdefault("reasoning_content", "".join(thinking))
+    if thinking and not delta.get("reasoning_content"):
+        delta["reasoning_content"] = "".join(thinking)
     if rest:
         delta["content_parts"] = rest
 
@@ -512,7 +556,8 @@ def _usage_from(source: object) -> Usage | None:
     ):
         if fields.get(ours) is None and fields.get(theirs) is not None:
             fields[ours] = fields.pop(theirs)
-    return build(Usage, fields) if fields else None
+    made = build(Usage, fields)
+    return None if made == Usage() else made  # null in every field says as little as no usage
 
 
 class ServerFault(msgspec.Struct, frozen=True):
@@ -522,45 +567,61 @@ class ServerFault(msgspec.Struct, frozen=True):
     code: str | int | None = None
     type: str | None = None
     param: str | None = None
+    status: int | None = None
+
+    @property
+    def is_rate_limit(self) -> bool:
+        """Whether it says that requests come too fast."""
+        return (
+            429 in (self.status, self.code)
+            or self.code == "429"
+            or _TOO_FAST in (self.code, self.type)
+        )
+
+
+_TOO_FAST = "rate_limit_exceeded"
 
 
 def fault_in(source: object, event: str = "", *, always: bool = False) -> ServerFault | None:
-    """Return the failure that a decoded object tells of, or None where it tells of none.
+    """Return the failure that a decoded value tells of, or None where it tells of none.
 
-    `error: null`, `""` and `{}` tell of none. `event` is the name the SSE event had. With `always`, the object
-    is known to be a failure (a 4xx body) and its words are looked for wherever servers put them.
+    `error: null`, `""` and `{}` tell of none. `event` is the name the SSE event had. With `always`, the value is known
+    to be a failure (a 4xx body) and its words are looked for wherever servers put them.
     """
     if isinstance(source, list):
         found = (fault_in(item, event, always=always) for item in source)
         return next((fault for fault in found if fault), None)
+    named = always or event == "error"
     if not isinstance(source, dict):
-        return ServerFault(str(source)) if (always or event == "error") and source else None
-    fields = source
-    error = fields.get("error")
+        return ServerFault(str(source)) if named and source else None
+    error = source.get("error")
     if error:
-        return _fault_from(error, fields)
-    choices = fields.get("choices")
+        return _fault_from(error, source)
+    choices = source.get("choices")
     for choice in choices if isinstance(choices, list) else []:
         inner = choice.get("error") if isinstance(choice, dict) else None
         if isinstance(inner, (dict, str)) and inner:
-            return _fault_from(inner, fields)
-    named = event == "error" or "error" in (fields.get("object"), fields.get("type"))
-    return _fault_from(fields, fields) if named or always else None
+            return _fault_from(inner, source)
+    named |= "error" in (source.get("object"), source.get("type"))
+    bare = "choices" not in source and isinstance(source.get("detail"), (str, list))
+    return _fault_from(source, source) if named or bare else None
 
 
-def _fault_from(error: object, around: dict[str, object]) -> ServerFault:
+def _fault_from(error: object, around: dict[str, Any]) -> ServerFault:
     if isinstance(error, list):
         error = error[0]
-    if not isinstance(error, dict):
-        said = error if isinstance(error, str) else ""
-        return ServerFault(_words(around, said), code=_code(around.get("code")))
-    fields = error
+    fields: dict[str, Any] = error if isinstance(error, dict) else {}
+    said = error if isinstance(error, str) else ""
+    statuses = (
+        holder.get(name) for holder in (fields, around) for name in ("status", "status_code")
+    )
     kind, param = fields.get("type"), fields.get("param")
     return ServerFault(
-        _words(fields, ""),
-        code=_code(fields.get("code", around.get("code"))),
+        _words(fields or around, said),
+        code=_code(fields.get("code")) or _code(around.get("code")),
         type=kind if isinstance(kind, str) else None,
         param=param if isinstance(param, str) else None,
+        status=next((_whole(status) for status in statuses if _whole(status)), None),
     )
 
 
@@ -572,8 +633,14 @@ def _words(fields: dict[str, object], first: str) -> str:
     for found in (first, fields.get("message"), fields.get("error"), detail, fields.get("msg")):
         if isinstance(found, str) and found:
             return found
-    return msgspec.json.encode(fields).decode()
+    return dump(fields)
 
 
 def _code(value: object) -> str | int | None:
-    return value if isinstance(value, (str, int)) and not isinstance(value, bool) else None
+    return value if isinstance(value, str) else _whole(value)
+
+
+def _whole(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return int(value) if value == value // 1 else None

@@ -17,7 +17,7 @@ _Piece = tuple[Literal["content", "reasoning"], str]
 class TextFilter:
     """The reading of one choice's content."""
 
-    __slots__ = ("_cumulative", "_inside", "_seen", "_split", "_started", "_tail")
+    __slots__ = ("_cumulative", "_inside", "_seen", "_split", "_tail")
 
     def __init__(self, split: bool, cumulative: bool) -> None:
         self._split = split
@@ -25,7 +25,6 @@ class TextFilter:
         self._seen = ""
         self._tail = ""  # what may be the head of a tag
         self._inside = False
-        self._started = False
 
     @staticmethod
     def factory(split: bool, cumulative: bool) -> "defaultdict[int, TextFilter] | None":

@@ -6,7 +6,7 @@ id before index before position. "Open" is the call touched last.
 """
 
 from asyncchat.protocol.events import Event, ToolCallDelta, ToolCallDone, ToolCallStarted
-from asyncchat.protocol.lenient import is_json, mend_surrogates, split_json
+from asyncchat.protocol.lenient import dump, is_json, mend_surrogates, split_json
 from asyncchat.protocol.response import Function, FunctionDelta, ToolCall, ToolCallFragment
 
 __all__ = ["ToolCalls"]
@@ -15,7 +15,18 @@ __all__ = ["ToolCalls"]
 class _Call:
     """One call as it grows: pieces of text, joined once."""
 
-    __slots__ = ("announced", "done", "extra", "held", "id", "name", "pieces", "position", "type")
+    __slots__ = (
+        "announced",
+        "done",
+        "extra",
+        "function_extra",
+        "held",
+        "id",
+        "name",
+        "pieces",
+        "position",
+        "type",
+    )
 
     def __init__(self, position: int) -> None:
         self.position = position
@@ -24,6 +35,7 @@ class _Call:
         self.type = ""
         self.pieces: list[str] = []
         self.extra: dict[str, object] = {}
+        self.function_extra: dict[str, object] = {}
         self.held = ""  # half of a surrogate pair, kept from the last event
         self.announced = False
         self.done = False
@@ -39,12 +51,18 @@ class _Call:
 
 
 class ToolCalls:
-    """The calls of one choice, in order of first appearance."""
+    """The calls of one choice, in order of first appearance.
 
-    __slots__ = ("_by_id", "_by_index", "_calls", "_choice", "_open", "_origins")
+    Args:
+        choice: the choice's index, for events.
+        prefix: begins the ids made for calls that come without.
+    """
 
-    def __init__(self, choice: int) -> None:
+    __slots__ = ("_by_id", "_by_index", "_calls", "_choice", "_open", "_origins", "_prefix")
+
+    def __init__(self, choice: int, prefix: str = "call_") -> None:
         self._choice = choice
+        self._prefix = prefix
         self._calls: list[_Call] = []
         self._by_id: dict[str, _Call] = {}
         self._by_index: dict[int, _Call] = {}
@@ -54,18 +72,24 @@ class ToolCalls:
     def __len__(self) -> int:
         return len(self._calls)
 
-    def feed(self, fragment: ToolCallFragment, out: list[Event] | None) -> None:
-        """Add one fragment; append what it tells to `out`, unless that is None."""
+    def feed(
+        self, fragment: ToolCallFragment, out: list[Event] | None, *, whole: bool = False
+    ) -> None:
+        """Add one fragment; append what it tells to `out`, unless that is None.
+
+        With `whole`, it comes out of a whole message, where each entry is a call of its own.
+        """
         function = fragment.function or FunctionDelta()
         name, arguments = function.name or "", function.arguments or ""
         if name == "null" and self._has_name(fragment):
             name = ""
         if not (fragment.id or name or arguments):
-            if fragment.extra_ and (call := self._touched(fragment)) is not None:
-                call.extra.update(fragment.extra_)
+            if (call := self._touched(fragment)) is not None:
+                _keep(call.extra, fragment.extra_)
             return  # hollow: it opens nothing
         before = len(self._calls)
-        call = self._owner(fragment, name)
+        known = fragment.id in self._by_id
+        call = self._new() if whole and not known else self._owner(fragment, name)
         if out is not None and len(self._calls) > before:
             self._settle(out, but=call)
         self._add(call, fragment, name)
@@ -140,10 +164,9 @@ class ToolCalls:
         elif name and name != call.name and not call.pieces:
             call.name += name  # a name in fragments; an equal one is a repeat
         call.type = call.type or fragment.type or ""
-        if fragment.extra_:
-            call.extra.update(fragment.extra_)
-        if fragment.function is not None and fragment.function.extra_:
-            call.extra.update(fragment.function.extra_)
+        _keep(call.extra, fragment.extra_)
+        if fragment.function is not None:
+            _keep(call.function_extra, fragment.function.extra_)
 
     # ---------------------------------------------------------------------------------- events
 
@@ -176,6 +199,7 @@ class ToolCalls:
 
     def _finish_call(self, call: _Call, arguments: str, out: list[Event]) -> None:
         call.done = True
+        call.id = call.id or self._made_id(call.position)
         done = ToolCallDone(call.position, call.name, arguments, call.id, self._choice)
         out.append(done)
 
@@ -190,6 +214,8 @@ class ToolCalls:
                 self._announce(call, out)
                 if call.pieces:
                     self._tell(call, call.text, out)
+            if call.held:  # half of a pair that found no partner
+                out.append(ToolCallDelta(call.position, "\ufffd", self._choice))
         for position, (origin, made) in enumerate(zip(self._origins, calls, strict=True)):
             if not origin.done and made.function.is_complete:
                 name, arguments = made.function.name, made.function.arguments
@@ -202,11 +228,8 @@ class ToolCalls:
         """Whether no call was cut in its arguments."""
         return all(not call.pieces or split_json(call.text) for call in self._calls)
 
-    def final(self, prefix: str, *, ended: bool) -> list[ToolCall]:
-        """Return the calls; once `ended`, with arguments mended where the rules allow it.
-
-        `prefix` begins the ids made for calls that came without.
-        """
+    def final(self, *, ended: bool) -> list[ToolCall]:
+        """Return the calls; once `ended`, with arguments mended where the rules allow it."""
         calls: list[ToolCall] = []
         self._origins = []
         for call in self._calls:
@@ -214,11 +237,16 @@ class ToolCalls:
             for number, one in enumerate(_mended(text) if ended else [text]):
                 calls.append(self._made(call, one, first=number == 0))
                 self._origins.append(call)
-        taken = {made.id for made in calls}
         for position, made in enumerate(calls):
-            if not made.id:
-                made.id = _fresh(f"{prefix}{position}", taken)
+            made.id = made.id or self._made_id(position, {other.id for other in calls})
         return calls
+
+    def _made_id(self, position: int, taken: set[str] | None = None) -> str:
+        """Make an id for a call that came without: the same at each asking, and nobody else's."""
+        made = f"{self._prefix}{position}"
+        while made in self._by_id or (taken and made in taken):
+            made += "_"
+        return made
 
     @staticmethod
     def _made(call: _Call, arguments: str, *, first: bool) -> ToolCall:
@@ -227,8 +255,8 @@ class ToolCalls:
             type=call.type or "function",
             function=Function(name=call.name, arguments=arguments),
         )
-        if call.extra:
-            made.extra_ = dict(call.extra)
+        made.extra_ = dict(call.extra) or None
+        made.function.extra_ = dict(call.function_extra) or None
         return made
 
 
@@ -243,15 +271,13 @@ def _mended(text: str) -> list[str]:
         return [text]  # cut: kept as it is, and `Function.is_complete` says so
     while len(values) > 1 and values[0][1] == {}:
         values = values[1:]  # an empty object as a head start
-    distinct: list[tuple[str, object]] = []
-    for one in values:
-        if all(one[1] != other[1] for other in distinct):  # else it was sent twice
-            distinct.append(one)
-    return [text for text, _ in distinct]
+    distinct: dict[str, str] = {}
+    for one, value in values:
+        distinct.setdefault(dump(value), one)  # as text, since 1 == True
+    return list(distinct.values())  # what came twice was sent twice; any other is another call
 
 
-def _fresh(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name
+def _keep(kept: dict[str, object], new: dict[str, object] | None) -> None:
+    """Keep unknown fields; a null takes nothing away."""
+    if new:
+        kept.update({name: value for name, value in new.items() if value is not None})

@@ -8,14 +8,11 @@ where no foreign error is being handled.
 
 import asyncio
 import io
-import socket
 import ssl
 import sys
 import time
 import urllib.request
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextvars import ContextVar
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import aiohttp
@@ -25,6 +22,7 @@ from yarl import URL
 from asyncchat._version import __version__
 from asyncchat.client.credentials import Secret, checked_base_url, checked_headers, is_loopback
 from asyncchat.client.reply import Reply, late, now
+from asyncchat.client.transport import Use, make_connector
 from asyncchat.errors import (
     APIConnectionError,
     PoolClosed,
@@ -47,45 +45,6 @@ _SOON_SECONDS = 1.0  # a connection that dies this soon after its last answer wa
 _MOST_RESENDS = 5
 _LARGE_BODY = 2**20  # aiohttp warns of larger bodies given as bytes
 _HEADER_BYTES = 2**16
-
-
-class _Use:
-    """What one request learns of its connection."""
-
-    __slots__ = ("ended_at", "previous", "reused")
-
-    def __init__(self) -> None:
-        self.reused: bool | None = None  # None: the connector is not ours and does not say
-        self.previous: _Use | None = None
-        self.ended_at: float | None = None
-
-
-_USE: ContextVar[_Use | None] = ContextVar("asyncchat_use", default=None)
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Tells a request whether its connection has carried another one before."""
-
-    async def connect(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  aiohttp's signature, passed on
-        connection = await super().connect(*args, **kwargs)
-        use = _USE.get()
-        if use is not None:
-            about = connection.protocol.__dict__
-            use.previous = about.get("asyncchat_use")
-            use.reused = use.previous is not None
-            about["asyncchat_use"] = use
-        return connection
-
-
-def _keepalive_socket(address: Any) -> socket.socket:  # noqa: ANN401  aiohttp's AddrInfoType
-    """A socket that notices a peer behind a NAT that forgot the connection."""
-    family, kind, protocol = address[:3]
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, seconds in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 30), ("TCP_KEEPCNT", 4)):
-        if hasattr(socket, name):
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
-    return made
 
 
 class _Open:
@@ -191,8 +150,7 @@ class Session:
         url = self.url.update_query(query) if query else self.url
         extra = checked_headers(headers) if headers else None
         for resends in range(_MOST_RESENDS + 1):
-            use = _Use()
-            _USE.set(use)
+            use = Use.of_this_request()
             failure: Exception
             try:
                 async with asyncio.timeout(_shorter(deadline, timeout.first)):
@@ -260,7 +218,7 @@ class Session:
             self._key = Secret(key)
         return self._key
 
-    def _may_resend(self, failure: Exception, use: _Use, resends: int) -> bool:
+    def _may_resend(self, failure: Exception, use: Use, resends: int) -> bool:
         """Whether a connection kept from an earlier answer died before it carried a byte of this one."""
         died = isinstance(
             failure, (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
@@ -341,11 +299,7 @@ class Session:
             if self._given.closed:
                 raise PoolClosed("the aiohttp session that was passed as session= is closed")
             return _Open(self._given, None)
-        connector = _Connector(
-            limit=0,
-            ssl=True if self._ssl is None else self._ssl,
-            socket_factory=_keepalive_socket,
-        )
+        connector = make_connector(self._ssl)
         http = aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),

@@ -23,6 +23,7 @@ from aiohttp.client_proto import ResponseHandler
 
 __all__ = ["Use", "make_connector"]
 
+_READ_BYTES = 2**16
 _PRIVATE = ("_payload", "_buffer", "_tail", "_exception")
 
 
@@ -49,6 +50,13 @@ _USE: ContextVar[Use | None] = ContextVar("asyncchat_use", default=None)
 
 class _Guarded(ResponseHandler):
     """One connection, whose reader is woken by everything that ends it."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if hasattr(transport, "max_size"):
+            # asyncio's selector transport asks for 256 KiB per read, which the allocator maps and unmaps each time;
+            # a quarter of that stays in its free lists (benchmarks/bench_stream, "paced", in a fresh process).
+            vars(transport)["max_size"] = _READ_BYTES
 
     def _wake(self, error: Exception) -> None:
         payload = self._payload

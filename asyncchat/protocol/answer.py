@@ -14,10 +14,10 @@ completion = reader.finish()                 # raises if the answer was cut, ref
 
 Framing is told by the first byte, not by the content type or by what was asked for: servers answer JSON to
 `stream=true` and events to `stream=false`. Each frame is decoded by the cheapest decoder that takes it:
-a lean struct that can hold nothing but content, then the public `Chunk`, then forgiving rules.
+a lean struct that can hold one thing only, then the public `Chunk`, then forgiving rules.
 """
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -32,6 +32,7 @@ from asyncchat.errors import (
 )
 from asyncchat.protocol.assembler import Assembler
 from asyncchat.protocol.events import Event
+from asyncchat.protocol.lean import decode_call, decode_plain, decode_thought
 from asyncchat.protocol.lenient import END_MARK, NotJSON, mend_surrogates, read_values
 from asyncchat.protocol.response import (
     Chunk,
@@ -48,62 +49,21 @@ from asyncchat.protocol.response import (
 )
 from asyncchat.protocol.sse import MAX_EVENT_BYTES, SSEParser
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = ["MAX_ANSWER_BYTES", "AnswerReader"]
 
 MAX_ANSWER_BYTES = 256 * 2**20
 
 # A text nested too deep for the decoder is refused like any other that is wrong.
 _REFUSED = (msgspec.DecodeError, RecursionError)
+# ... and a piece of a call that has not begun is no lean frame either.
+_NOT_LEAN = (*_REFUSED, KeyError)
+_LF = 0x0A
 _BLANK = b" \t\r\n\xef\xbb\xbf"
 
 
-class _PlainDelta(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A delta that can hold nothing but content: to decode it is to know that."""
-
-    content: str | None = None
-    role: str | None = None
-    refusal: None = None
-    reasoning_content: None = None
-    reasoning: None = None
-    reasoning_details: None = None
-    tool_calls: None = None
-    function_call: None = None
-    annotations: None = None
-    audio: None = None
-
-
-class _PlainChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    delta: _PlainDelta
-    index: int | None = None
-    finish_reason: None = None
-    logprobs: None = None
-    # What servers put there as null until the end.
-    native_finish_reason: None = None
-    stop_reason: None = None
-    matched_stop: None = None
-    token_ids: None = None
-
-
-class _PlainChunk(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    choices: list[_PlainChoice]
-    id: str = ""
-    object: str = ""
-    created: int | None = None
-    model: str = ""
-    usage: None = None
-    error: None = None
-    system_fingerprint: str | None = None
-    service_tier: str | None = None
-    provider: str | None = None
-    obfuscation: str | None = None
-    prompt_token_ids: None = None
-
-    @property
-    def extra_(self) -> dict[str, Any] | None:
-        return {"provider": self.provider} if self.provider else None
-
-
-_decode_plain = msgspec.json.Decoder(_PlainChunk).decode
 _decode_chunk = msgspec.json.Decoder(Chunk).decode
 _decode_completion = msgspec.json.Decoder(Completion).decode
 _decode_any = msgspec.json.Decoder().decode
@@ -124,6 +84,8 @@ class AnswerReader:
 
     __slots__ = (
         "_assembler",
+        "_between",
+        "_decode_lean",
         "_extras",
         "_framing",
         "_halves",
@@ -134,6 +96,7 @@ class AnswerReader:
         "_max_event_bytes",
         "_n",
         "_parser",
+        "_take_lean",
         "_try_lean",
         "completion",
         "content_type",
@@ -167,6 +130,11 @@ class AnswerReader:
         self._halves: dict[tuple[int, str], str] = {}  # of surrogate pairs, in the view of chunks
         self._lean = not (split_think_tags or cumulative_content)
         self._try_lean = self._lean
+        self._decode_lean: Callable[[bytes | memoryview], Any] = decode_plain
+        self._take_lean: Callable[[Any, list[Event] | None], None] = self._assembler.plain
+        self._between = (
+            False  # the next read may be one whole event: lean frames, none of them begun
+        )
         self._extras = False  # whether the last frame had unknown fields
         self._max_event_bytes = max_event_bytes
         self._max_answer_bytes = max_answer_bytes
@@ -189,7 +157,27 @@ class AnswerReader:
     def feed(self, data: bytes) -> list[Event]:
         """Take in bytes and return what they tell. Never raises: see `error`."""
         out: list[Event] = []
-        self._feed(data, out if self.events else None, None)
+        told = out if self.events else None
+        # One whole event and nothing else: what a server sends whose tokens come one at a time. The line end after the
+        # JSON is white space to its decoder.
+        if (
+            self._between
+            and data.find(b"\n") == len(data) - 2
+            and data[-1] == _LF
+            and data[:6] == b"data: "
+            and data.find(b"\r") < 0
+            and self.received < self._max_answer_bytes - len(data)
+        ):
+            try:
+                self._take_lean(self._decode_lean(memoryview(data)[6:]), told)
+            except _NOT_LEAN:
+                pass
+            else:
+                self.received += len(data)
+                self.frames += 1
+                return out
+        self._feed(data, told, None)
+        self._between = self._try_lean and self._framing == "sse" and self._parser.is_between
         return out
 
     def feed_chunks(self, data: bytes) -> list[Chunk]:
@@ -231,16 +219,15 @@ class AnswerReader:
             self._feed_unsure(data, out, chunks)
 
     def _feed_sse(self, data: bytes, out: list[Event] | None, chunks: list[Chunk] | None) -> None:
-        parser, plain = self._parser, self._assembler.plain
+        parser = self._parser
         try:
             for payload in parser.feed(data):
                 if self._try_lean and chunks is None:
                     try:
-                        chunk = _decode_plain(payload)
-                    except _REFUSED:
+                        self._take_lean(self._decode_lean(payload), out)
+                    except _NOT_LEAN:
                         pass
                     else:
-                        plain(chunk, out)
                         self.frames += 1
                         continue
                 self._payload(payload, parser.event, out, chunks)
@@ -312,8 +299,18 @@ class AnswerReader:
             self._values(*read_values(payload), event, out, chunks)
             return
         self._chunk(chunk, out, chunks)
-        # Reasoning, calls and unknown fields come in runs: the lean decoder is tried again after them.
-        self._try_lean = self._lean and not self._extras and _could_be_lean(chunk)
+        self._try_lean = self._lean and not self._extras
+        if self._try_lean and len(chunk.choices) == 1:
+            self._expect_more_of(chunk.choices[0].delta)
+
+    def _expect_more_of(self, delta: Delta) -> None:
+        """Content, reasoning and arguments come in runs: try the decoder first that fits more of the same."""
+        if delta.tool_calls:
+            self._decode_lean, self._take_lean = decode_call, self._assembler.piece
+        elif delta.reasoning_content:
+            self._decode_lean, self._take_lean = decode_thought, self._assembler.thought
+        else:
+            self._decode_lean, self._take_lean = decode_plain, self._assembler.plain
 
     def _error_event(
         self, payload: memoryview, out: list[Event] | None, chunks: list[Chunk] | None
@@ -565,12 +562,3 @@ def _show_messages(chunk: Chunk) -> None:
     for choice in chunk.choices:
         if choice.message is not None and choice.delta == Delta():
             choice.delta, choice.message = choice.message, None
-
-
-def _could_be_lean(chunk: Chunk) -> bool:
-    if len(chunk.choices) != 1:
-        return True
-    delta = chunk.choices[0].delta
-    return not (
-        delta.tool_calls or delta.reasoning_content or delta.function_call or delta.refusal
-    )

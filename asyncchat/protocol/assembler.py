@@ -24,6 +24,7 @@ from asyncchat.protocol.events import (
     RefusalDone,
     UsageReport,
 )
+from asyncchat.protocol.lean import CallChunk, PlainChunk, ThoughtChunk
 from asyncchat.protocol.lenient import is_json, mend_surrogates, mend_value
 from asyncchat.protocol.response import (
     Choice,
@@ -169,11 +170,8 @@ class Assembler:
 
     # ------------------------------------------------------------------------------------- feed
 
-    def plain(self, chunk: Any, out: list[Event] | None) -> None:  # noqa: ANN401  see below
-        """Take in a chunk that can hold nothing but content and metadata: the hot path.
-
-        `chunk` is any struct with `choices[].index` and `choices[].delta.content`, and a chunk's metadata.
-        """
+    def plain(self, chunk: PlainChunk, out: list[Event] | None) -> None:
+        """Take in a chunk that holds nothing but content: the hot path."""
         if not self._has_meta:
             self._take_meta(chunk)
         for choice in chunk.choices:
@@ -192,6 +190,31 @@ class Assembler:
                         out.append(ContentDelta(text, state.index))
             elif delta.role and not state.role:
                 state.role = delta.role
+
+    def thought(self, chunk: ThoughtChunk, out: list[Event] | None) -> None:
+        """Take in a chunk that holds nothing but reasoning."""
+        if not self._has_meta:
+            self._take_meta(chunk)
+        for choice in chunk.choices:
+            state, delta = self._state(choice.index), choice.delta
+            text = delta.reasoning_content or delta.reasoning
+            if text:
+                named = "reasoning_content" if delta.reasoning_content else "reasoning"
+                state.reasoning_name = state.reasoning_name or named
+                self._take_text(state, "reasoning", text, out)
+
+    def piece(self, chunk: CallChunk, out: list[Event] | None) -> None:
+        """Take in a chunk that holds nothing but a piece of the arguments of a call that has begun.
+
+        Raises:
+            KeyError: no such call has begun; nothing was taken in.
+        """
+        (choice,) = chunk.choices
+        calls = self._state(choice.index).calls
+        if calls is None:
+            raise KeyError(choice.index)
+        (piece,) = choice.delta.tool_calls
+        calls.piece(piece.index, piece.function.arguments, out)
 
     def feed(self, chunk: Chunk, out: list[Event] | None, *, odd_text: bool = False) -> None:
         """Take in a chunk of any kind; append what it tells to `out`, unless that is None.
@@ -220,7 +243,7 @@ class Assembler:
             self._first = self._first or state
         return state
 
-    def _take_meta(self, chunk: Any) -> None:  # noqa: ANN401  a Chunk or the reader's lean one
+    def _take_meta(self, chunk: Chunk | PlainChunk | ThoughtChunk) -> None:
         meta = self._meta
         if not self._has_meta:
             for name in ("id", "model", "created"):

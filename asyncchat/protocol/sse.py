@@ -116,6 +116,11 @@ class SSEParser:
         # Views of a read must not outlive it: the next one may come in another buffer.
         self._data = [bytes(line) for line in self._data]
 
+    @property
+    def is_between(self) -> bool:
+        """Whether no event has begun: the next byte begins a line of another."""
+        return not (self._held or self._name or self._after_cr or self._piece or self._data)
+
     def flush(self) -> memoryview | None:
         """Return the payload of the event that the end of the body left open, or None.
 

@@ -98,6 +98,18 @@ class ToolCalls:
             if out is not None:
                 self._tell(call, arguments, out)
 
+    def piece(self, index: int, arguments: str, out: list[Event] | None) -> None:
+        """Add a piece of arguments that names its call by a known index and says nothing else.
+
+        Raises:
+            KeyError: the index is not known, and nothing was added.
+        """
+        call = self._open = self._by_index[index]
+        if arguments:
+            call.pieces.append(arguments)
+            if out is not None:
+                self._tell(call, arguments, out)
+
     # --------------------------------------------------------------------------------- routing
 
     def _touched(self, fragment: ToolCallFragment) -> _Call | None:

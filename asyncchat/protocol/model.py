@@ -146,6 +146,8 @@ def _reader_for(hint: object) -> _FieldReader:
             return _SCALARS[option]
         if get_origin(option) is list:
             return _list_reader(_reader_for(get_args(option)[0]))
+        if get_origin(option) is dict:
+            return _mapping
         if isinstance(option, type) and issubclass(option, Model):
             return partial(_struct, option)
     return _as_is
@@ -161,6 +163,10 @@ def _list_reader(read_item: _FieldReader) -> _FieldReader:
 
 def _struct(cls: type[Model], value: object) -> object:
     return build(cls, value) if isinstance(value, dict) else None
+
+
+def _mapping(value: object) -> object:
+    return value if isinstance(value, dict) else None
 
 
 def _as_is(value: object) -> object:

@@ -207,7 +207,7 @@ class ToolCalls:
                 if call.pieces:
                     self._tell(call, call.text, out)
             if call.is_finished:
-                self._finish_call(call, call.text, out)
+                self._finish_call(call, mend_surrogates(call.text)[0], out)
 
     def _finish_call(self, call: _Call, arguments: str, out: list[Event]) -> None:
         call.done = True

@@ -155,7 +155,7 @@ class StreamStalled(APITimeoutError):
 
 
 class APIStatusError(APIError):
-    """The server answered with a status that is no answer, or named one inside the stream.
+    """The server answered with a status that is no answer.
 
     `rate_limits` holds what its headers say of limits, by kind (`requests`, `tokens`).
     """

@@ -236,11 +236,15 @@ class Chat:
     request; `extra_headers`, `extra_query`, and `extra_body`, whose fields go in last and may be null.
     """
 
-    __slots__ = ("_core", "completions")
+    __slots__ = ("_core",)
 
     def __init__(self, core: _Core) -> None:
         self._core = core
-        self.completions = Completions(self)
+
+    @property
+    def completions(self) -> "Completions":
+        """OpenAI's names for the same."""
+        return Completions(self)  # made when asked for: kept, the two would keep each other alive
 
     async def __call__(
         self, messages: Messages, *, system: str | None = None, **fields: Any

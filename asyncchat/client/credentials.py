@@ -27,6 +27,10 @@ class Secret:
         """Return the key itself."""
         return self._value
 
+    def hide(self, text: str) -> str:
+        """Return a text without the key."""
+        return text.replace(self._value, "***")
+
     def __repr__(self) -> str:
         return "Secret(***)"
 

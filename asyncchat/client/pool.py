@@ -55,9 +55,9 @@ class Place:
 
     __slots__ = ("_pool", "attempts", "endpoint", "is_held", "started")
 
-    def __init__(self, pool: "SessionPool", endpoint: str) -> None:
+    def __init__(self, pool: "SessionPool", endpoint: str, started: float) -> None:
         self._pool = pool
-        self.started = now()
+        self.started = started
         self.attempts = 0
         self.endpoint = endpoint
         self.is_held = True
@@ -155,15 +155,13 @@ class SessionPool:
         `take` reads up to the first event; what fails before that is tried again, as `call.retry` says. The place is
         released if this raises; otherwise it is for `take` to release it, now or when the answer ends.
         """
-        timeout = call.timeout
-        deadline = None if timeout.total is None else now() + timeout.total
+        timeout, started = call.timeout, now()
+        deadline = None if timeout.total is None else started + timeout.total
         try:
             await self._enter(timeout.total)
         except TimeoutError:
             raise _waited_in_vain(timeout.total, self) from None
-        place = Place(self, self.session.base_url)
-        if deadline is not None and timeout.total is not None:
-            place.started = deadline - timeout.total
+        place = Place(self, self.session.base_url, started)
         try:
             while True:
                 place.attempts += 1
@@ -202,8 +200,10 @@ class SessionPool:
         )
         try:
             return await take(reply, place)
-        except BaseException:
+        except BaseException as error:
             reply.close()
+            if isinstance(error, AsyncChatError):
+                reply.signed(error)
             raise
 
     def _dropped_usage(self, error: AsyncChatError, request: ChatRequest, *, stream: bool) -> bool:

@@ -9,10 +9,12 @@ from collections.abc import Callable
 
 import aiohttp
 
+from asyncchat.client.credentials import Secret
 from asyncchat.errors import (
     APIConnectionError,
     APIError,
     APITimeoutError,
+    AsyncChatError,
     LimitExceeded,
     PoolClosed,
     ProtocolError,
@@ -72,6 +74,7 @@ class Reply:
         "_on_end",
         "_patience",
         "_response",
+        "_secret",
         "_timer",
         "_waiting_since",
         "content_type",
@@ -85,6 +88,9 @@ class Reply:
         endpoint: str,
         bounds: Timeout,
         deadline: float | None,
+        *,
+        spent: float = 0.0,
+        secret: Secret | None = None,
         on_end: Callable[["Reply"], None],
     ) -> None:
         self._endpoint = endpoint
@@ -95,7 +101,8 @@ class Reply:
         self._deadline = deadline
         self._timer: asyncio.TimerHandle | None = None
         self._waiting_since: float | None = None
-        self._patience = bounds.first
+        self._patience = None if bounds.first is None else max(bounds.first - spent, 0.0)
+        self._secret = secret
         self._has_begun = False
         self._failure: Exception | None = None
         self.status = response.status
@@ -128,9 +135,11 @@ class Reply:
             APIConnectionError: the connection was lost.
         Cancellation: safe; nothing that arrived is lost.
         """
-        data = self.read_now()
-        if data:
-            return data
+        return self.read_now() or await self.wait()
+
+    async def wait(self) -> bytes:
+        """Return what arrives next, after `read_now` gave nothing. As `read` otherwise."""
+        data = b""
         if self._failure is None and not self._content.is_eof():
             self._waiting_since = now()
             if self._timer is None:
@@ -200,21 +209,36 @@ class Reply:
             self._cancel_timer()  # it was set for another bound
         self._patience = self._bounds.idle
 
+    def signed(self, error: AsyncChatError) -> AsyncChatError:
+        """Return an error that the body told, with where it came from, and without the key if the server echoed it."""
+        if not isinstance(error, APIError):
+            return error
+        error.endpoint = error.endpoint or self._endpoint
+        error.request_id = error.request_id or self.headers.get("x-request-id")
+        if self._secret is not None:
+            error.message = self._secret.hide(error.message)
+            error.args = tuple(self._secret.hide(str(part)) for part in error.args)
+        return error
+
     # ------------------------------------------------------------------------------------- bounds
+
+    def _bound(self) -> float | None:
+        return self._bounds.idle if self._has_begun else self._bounds.first
 
     def _waited(self) -> None:
         since, self._waiting_since = self._waiting_since, None
-        if since is not None and self._patience is not None and not self._bounds.keepalive_is_life:
+        if self._bounds.keepalive_is_life:
+            self._patience = self._bound()
+        elif since is not None and self._patience is not None:
             self._patience = max(0.0, self._patience - (now() - since))
 
     def _set_timer(self) -> None:
         self._timer = None
         since, patience = self._waiting_since, self._patience
-        bound = self._bounds.idle if self._has_begun else self._bounds.first
         if patience is None:
             at = self._deadline
         else:
-            at = (now() + (bound or patience)) if since is None else since + patience
+            at = now() + (self._bound() or patience) if since is None else since + patience
             at = at if self._deadline is None else min(at, self._deadline)
         if at is not None:
             self._timer = asyncio.get_running_loop().call_later(at - now(), self._strike)

@@ -8,6 +8,7 @@ where no foreign error is being handled.
 
 import asyncio
 import io
+import logging
 import ssl
 import sys
 import time
@@ -38,6 +39,8 @@ from asyncchat.protocol.request import ChatRequest
 from asyncchat.protocol.response import fault_in
 
 __all__ = ["KeySource", "Session"]
+
+_log = logging.getLogger("asyncchat")
 
 KeySource = str | Callable[[], str | Awaitable[str]]
 
@@ -150,6 +153,7 @@ class Session:
         url = self.url.update_query(query) if query else self.url
         extra = checked_headers(headers) if headers else None
         for resends in range(_MOST_RESENDS + 1):
+            sent_at = now()
             use = Use.of_this_request()
             failure: Exception
             try:
@@ -178,7 +182,10 @@ class Session:
             use.ended_at = now()
             opened.replies.discard(reply)
 
-        reply = Reply(response, self.base_url, timeout, deadline, ended)
+        spent = now() - sent_at
+        reply = Reply(
+            response, self.base_url, timeout, deadline, spent=spent, secret=secret, on_end=ended
+        )
         opened.replies.add(reply)
         if reply.status != 200:
             await self._refuse(reply, secret)
@@ -260,7 +267,7 @@ class Session:
         reply.close()
         text = body.decode("utf-8", "replace")
         if secret is not None:
-            text = text.replace(secret.reveal(), "***")
+            text = secret.hide(text)
         values = read_values(text.encode("utf-8", "replace"))[0]
         decoded = values[0] if len(values) == 1 else text
         fault = fault_in(decoded, always=True) if isinstance(decoded, (dict, list)) else None
@@ -299,6 +306,8 @@ class Session:
             if self._given.closed:
                 raise PoolClosed("the aiohttp session that was passed as session= is closed")
             return _Open(self._given, None)
+        if self.has_key and self.url.scheme == "http" and not is_loopback(self.url.host or ""):
+            _log.warning("the key for %s goes over plain http, readable on the way", self.base_url)
         connector = make_connector(self._ssl)
         http = aiohttp.ClientSession(
             connector=connector,

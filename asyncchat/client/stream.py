@@ -236,7 +236,8 @@ class ChatStream(Generic[_Item]):
 
     async def _next(self) -> Any:  # noqa: ANN401  an Event or a Chunk, by mode
         try:
-            await self.start()
+            if self._state == "new":
+                await self.start()
             self._first_data = None
             while True:
                 for item in self._ready.items:
@@ -280,7 +281,7 @@ class ChatStream(Generic[_Item]):
         """Read once. Data that is there already is taken without waiting, but not for longer than a turn."""
         data = reply.read_now()
         if not data:
-            data = await reply.read()
+            data = await reply.wait()
             self._last_turn = now()
         elif now() - self._last_turn > _TURN_SECONDS:
             await anyio.lowlevel.checkpoint()
@@ -327,7 +328,7 @@ class ChatStream(Generic[_Item]):
             error = StreamCut(error.message, hint="`partial` holds what had come.")
         if reader is not None and error.partial is None:
             error.partial = reader.snapshot()
-        return error
+        return error if self._reply is None else self._reply.signed(error)
 
     def _timing(self, reader: AnswerReader) -> Timing:
         assert self._lease is not None

@@ -515,7 +515,7 @@ class AnswerReader:
             code=fault.code,
             type=fault.type,
             param=fault.param,
-            retryable=limited,
+            retryable=fault.may_pass,
         )
 
     def _no_answer(self, what: str) -> ProtocolError:

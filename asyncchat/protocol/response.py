@@ -578,8 +578,21 @@ class ServerFault(msgspec.Struct, frozen=True):
             or _TOO_FAST in (self.code, self.type)
         )
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same request may succeed later."""
+        if _QUOTA in (self.code, self.type):
+            return False
+        statuses = (self.status, self.code)
+        failed = any(
+            isinstance(s, int) and (500 <= s < 600 or s in (408, 409, 425)) for s in statuses
+        )
+        return failed or self.is_rate_limit or self.type in _SERVERS_FAULT
+
 
 _TOO_FAST = "rate_limit_exceeded"
+_QUOTA = "insufficient_quota"
+_SERVERS_FAULT = ("server_error", "overloaded_error", "internal_server_error")
 
 
 def fault_in(source: object, event: str = "", *, always: bool = False) -> ServerFault | None:

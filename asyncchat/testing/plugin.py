@@ -31,7 +31,7 @@ async def chat_server() -> AsyncIterator["ChatServer"]:
     """
     from asyncchat.testing.server import ChatServer
 
-    # Not `async with`: a yield inside one may run its end in another task (STYLE, Async 2).
+    # Not `async with`: a yield inside one may run its end in another task.
     server = ChatServer()
     await server.start()
     try:

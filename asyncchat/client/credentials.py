@@ -3,7 +3,9 @@
 Not here: the network. A key lives in a `Secret` from its first moment on.
 """
 
+import re
 from collections.abc import Mapping
+from ipaddress import ip_address
 
 from yarl import URL
 
@@ -57,12 +59,12 @@ def checked_base_url(text: str) -> str:
             "base_url holds a user name or password; pass api_key or default_headers."
         )
     if url.query_string or url.fragment:
-        raise ValueError(
-            f"base_url {text!r} holds a query or fragment; pass default_query instead."
-        )
+        raise ValueError("base_url holds a query or fragment; pass default_query instead.")
     return str(url).rstrip("/").removesuffix("/chat/completions").rstrip("/")
 
 
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _FORBIDDEN = frozenset({"host", "content-length", "transfer-encoding"})
 
 
@@ -78,15 +80,23 @@ def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
             raise TypeError(f"header {name!r} has to be a str, and so has its value.")
         if name.lower() in _FORBIDDEN:
             raise ValueError(f"header {name!r} is set by the transport and cannot be given.")
+        if not _TOKEN.fullmatch(name):
+            raise ValueError(f"header {name!r} is no name that a header can have.")
         try:
             value.encode("latin-1")
         except UnicodeEncodeError:
             raise ValueError(f"header {name!r} holds a character that headers cannot.") from None
-        if any(c in f"{name}{value}" for c in "\r\n\0"):
-            raise ValueError(f"header {name!r} holds a line break.")
+        if _CONTROL.search(value):
+            raise ValueError(f"header {name!r} holds a line break or another control character.")
     return dict(headers)
 
 
 def is_loopback(host: str) -> bool:
     """Tell whether a host is this machine."""
-    return host == "localhost" or host.startswith("127.") or host in ("::1", "0.0.0.0")
+    if host == "localhost":
+        return True
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified

@@ -6,7 +6,7 @@ awaiting and cost the same however long it is.
 
 import asyncio
 import random
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
@@ -67,11 +67,11 @@ class Place:
         ttft = None if first is None else first - self.started
         return Timing(ttft, itl, now() - self.started, self.attempts, self.endpoint)
 
-    def release(self, reader: AnswerReader | None) -> None:
+    def release(self, reader: AnswerReader | None, *, finished: bool = True) -> None:
         """Give the place to the next in line. Idempotent; awaits nothing."""
         if self.is_held:
             self.is_held = False
-            self._pool.leave(reader)
+            self._pool.leave(reader, finished=finished)
 
 
 class SessionPool:
@@ -81,7 +81,8 @@ class SessionPool:
         self.session = session
         self._most = limits.in_flight
         self._in_flight = 0
-        self._line: deque[asyncio.Future[None]] = deque()
+        self._line: OrderedDict[asyncio.Future[None], None] = OrderedDict()
+        self._pauses: set[asyncio.Timeout] = set()
         self._finished = 0
         self._attempts = 0
         self._lenient = 0
@@ -109,24 +110,24 @@ class SessionPool:
             self._in_flight += 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._line.append(turn)
+        self._line[turn] = None
         try:
             with anyio.fail_after(wait):
                 await turn
         except BaseException:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 self.leave(None)  # the place was given in the moment that we gave up
-            elif not turn.done():
-                self._line.remove(turn)
+            else:
+                self._line.pop(turn, None)
             raise
 
-    def leave(self, reader: AnswerReader | None) -> None:
+    def leave(self, reader: AnswerReader | None, *, finished: bool = False) -> None:
         """Give a place back; it passes on to who is first in line."""
         if reader is not None:
-            self._finished += 1
+            self._finished += finished
             self._lenient += reader.lenient_decodes
         while self._line:
-            turn = self._line.popleft()
+            turn, _ = self._line.popitem(last=False)
             if not turn.done():
                 turn.set_result(None)  # the place passes on
                 return
@@ -134,10 +135,13 @@ class SessionPool:
 
     async def close(self) -> None:
         """End everything: who waits or reads gets `PoolClosed`. Idempotent."""
-        line, self._line = self._line, deque()
+        line, self._line = self._line, OrderedDict()
         for turn in line:
             if not turn.done():
                 turn.set_exception(PoolClosed("the client was closed while the request waited"))
+        for pause in list(self._pauses):
+            if not pause.expired():
+                pause.reschedule(0)
         await self.session.close()
 
     # ------------------------------------------------------------------------------------ attempts
@@ -155,6 +159,8 @@ class SessionPool:
         `take` reads up to the first event; what fails before that is tried again, as `call.retry` says. The place is
         released if this raises; otherwise it is for `take` to release it, now or when the answer ends.
         """
+        if self.session.is_closed:
+            raise PoolClosed("the client is closed", hint="Make a new AsyncChat.")
         timeout, started = call.timeout, now()
         deadline = None if timeout.total is None else started + timeout.total
         try:
@@ -162,20 +168,24 @@ class SessionPool:
         except TimeoutError:
             raise _waited_in_vain(timeout.total, self) from None
         place = Place(self, self.session.base_url, started)
+        free = 0
         try:
             while True:
                 place.attempts += 1
                 self._attempts += 1
+                asked = stream and self.session.asks_usage and not request.sets_stream_options
                 try:
                     return await self._attempt(request, call, take, place, deadline, stream=stream)
                 except AsyncChatError as error:
-                    if self._dropped_usage(error, request, stream=stream):
+                    if asked and self._refused_usage(error):
+                        self.session.asks_usage = False
+                        free += 1
                         continue
                     left = None if deadline is None else deadline - now()
-                    wait = call.retry.delay(error, place.attempts, self.rand(), left)
+                    wait = call.retry.delay(error, place.attempts - free, self.rand(), left)
                     if wait is None or self.session.is_closed:
                         raise
-                await self.sleep(wait)
+                await self._pause(wait)
         except BaseException:
             place.release(None)
             raise
@@ -206,19 +216,27 @@ class SessionPool:
                 reply.signed(error)
             raise
 
-    def _dropped_usage(self, error: AsyncChatError, request: ChatRequest, *, stream: bool) -> bool:
+    async def _pause(self, seconds: float) -> None:
+        """Wait before the next attempt; closing the client ends it."""
+        pause = asyncio.timeout(None)
+        try:
+            async with pause:
+                self._pauses.add(pause)
+                await self.sleep(seconds)
+        except TimeoutError:
+            if not pause.expired():
+                raise
+        finally:
+            self._pauses.discard(pause)
+
+    @staticmethod
+    def _refused_usage(error: AsyncChatError) -> bool:
         """Whether the server refused to be asked for usage: it is asked without, now and from now on."""
-        if not stream or not self.session.asks_usage or request.sets_stream_options:
-            return False
         refused = isinstance(error, APIStatusError) and error.status_code in (400, 404, 422)
         text = f"{error} {getattr(error, 'param', '')}"
-        if refused and ("stream_options" in text or "include_usage" in text):
-            self.session.asks_usage = False
-            return True
-        return False
+        return refused and ("stream_options" in text or "include_usage" in text)
 
 
 def _waited_in_vain(seconds: float | None, pool: SessionPool) -> AsyncChatError:
-    error = late("total", seconds, pool.session.base_url)
-    error.hint = "It waited in line all the time: Limits(in_flight=...) sets how many run at once."
-    return error
+    hint = "It waited in line all the time: Limits(in_flight=...) sets how many run at once."
+    return late("total", seconds, pool.session.base_url, hint)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import aiohttp
 
-from asyncchat.client.credentials import Secret
 from asyncchat.errors import (
     APIConnectionError,
     APIError,
@@ -31,7 +30,7 @@ _LINGER_SECONDS = 0.25  # for the end of a body whose end mark has come
 now = time.monotonic
 
 
-def late(phase: str, bound: float | None, endpoint: str) -> APITimeoutError:
+def late(phase: str, bound: float | None, endpoint: str, hint: str = "") -> APITimeoutError:
     """Return the error for a bound that ran out before the first event."""
     what = {
         "connect": "no connection",
@@ -41,7 +40,7 @@ def late(phase: str, bound: float | None, endpoint: str) -> APITimeoutError:
     }[phase]
     error = APITimeoutError(
         f"{what} within {bound:g} s from {endpoint}",
-        hint=f"Timeout({phase}=...) sets this bound.",
+        hint=hint or f"Timeout({phase}=...) sets this bound.",
         endpoint=endpoint,
         retryable=phase != "total",
     )
@@ -71,10 +70,11 @@ class Reply:
         "_endpoint",
         "_failure",
         "_has_begun",
+        "_lingering",
         "_on_end",
         "_patience",
+        "_redact",
         "_response",
-        "_secret",
         "_timer",
         "_waiting_since",
         "content_type",
@@ -90,9 +90,10 @@ class Reply:
         deadline: float | None,
         *,
         spent: float = 0.0,
-        secret: Secret | None = None,
+        redact: Callable[[str], str] = str,
         on_end: Callable[["Reply"], None],
     ) -> None:
+        self._redact = redact
         self._endpoint = endpoint
         self._on_end = on_end
         self._response: aiohttp.ClientResponse | None = response
@@ -102,8 +103,8 @@ class Reply:
         self._timer: asyncio.TimerHandle | None = None
         self._waiting_since: float | None = None
         self._patience = None if bounds.first is None else max(bounds.first - spent, 0.0)
-        self._secret = secret
         self._has_begun = False
+        self._lingering: aiohttp.ClientResponse | None = None
         self._failure: Exception | None = None
         self.status = response.status
         self.headers = {name.lower(): value for name, value in response.headers.items()}
@@ -204,10 +205,12 @@ class Reply:
 
     def alive(self) -> None:
         """Say that an event came: from now on `idle` is the bound, and it starts anew."""
+        self._patience = self._bounds.idle
         if not self._has_begun:
             self._has_begun = True
             self._cancel_timer()  # it was set for another bound
-        self._patience = self._bounds.idle
+            if self._deadline is not None:
+                self._set_timer()  # now: a reader that is always behind never waits, and `total` holds for it too
 
     def signed(self, error: AsyncChatError) -> AsyncChatError:
         """Return an error that the body told, with where it came from, and without the key if the server echoed it."""
@@ -215,9 +218,12 @@ class Reply:
             return error
         error.endpoint = error.endpoint or self._endpoint
         error.request_id = error.request_id or self.headers.get("x-request-id")
-        if self._secret is not None:
-            error.message = self._secret.hide(error.message)
-            error.args = tuple(self._secret.hide(str(part)) for part in error.args)
+        error.message = self._redact(error.message)
+        error.args = tuple(self._redact(str(part)) for part in error.args)
+        for name in ("code", "type", "param"):
+            value: object = getattr(error, name)
+            if isinstance(value, str):
+                setattr(error, name, self._redact(value))
         return error
 
     # ------------------------------------------------------------------------------------- bounds
@@ -260,6 +266,9 @@ class Reply:
 
     def fail(self, error: Exception) -> None:
         """Wake the reader with an error, and close the connection."""
+        if self._lingering is not None:
+            self._stop_lingering()
+            return
         self._failure = self._failure or error
         self._content.set_exception(error)
         self.close()
@@ -281,6 +290,8 @@ class Reply:
                 f"the body from {where} is not what its encoding says", endpoint=where
             )
         reason = printable(str(failure), 200) or type(failure).__name__
+        if isinstance(failure, aiohttp.ClientPayloadError) and "not completed" in reason:
+            reason = "it ended before the body did"  # aiohttp's words speak of its own classes
         return APIConnectionError(
             f"the connection to {where} was lost inside the answer: {reason}", endpoint=where
         )
@@ -298,12 +309,25 @@ class Reply:
         response = self._response
         if response is None:
             return
-        if not self._content.is_eof() and self._content.exception() is None:
-            handle = asyncio.get_running_loop().call_later(
-                _LINGER_SECONDS, _close_unless_ended, response
+        if self._content.is_eof():
+            self._end()
+        elif self._content.exception() is not None:
+            self.close()
+        else:
+            # Ours until then: a client that is closed meanwhile closes this one too.
+            self._cancel_timer()
+            self._response, self._lingering = None, response
+            self._timer = asyncio.get_running_loop().call_later(
+                _LINGER_SECONDS, self._stop_lingering
             )
-            self._content.on_eof(handle.cancel)
-        self._end()
+            self._content.on_eof(self._stop_lingering)
+
+    def _stop_lingering(self) -> None:
+        response, self._lingering = self._lingering, None
+        if response is not None:
+            self._end()
+            if not self._content.is_eof():
+                response.close()
 
     def close(self) -> None:
         """Close the connection now, unless the body is over. Idempotent; awaits nothing."""
@@ -311,8 +335,3 @@ class Reply:
         if response is not None:
             self._end()
             response.close()
-
-
-def _close_unless_ended(response: aiohttp.ClientResponse) -> None:
-    if not response.content.is_eof():
-        response.close()

@@ -53,17 +53,24 @@ _HEADER_BYTES = 2**16
 class _Open:
     """What a session has open in one event loop."""
 
-    __slots__ = ("guard", "http", "replies")
+    __slots__ = ("guard", "http", "replies", "sending")
 
-    def __init__(
-        self, http: aiohttp.ClientSession, guard: AsyncGenerator[None, None] | None
-    ) -> None:
+    def __init__(self, http: aiohttp.ClientSession) -> None:
         self.http = http
-        self.guard = guard
+        self.guard: AsyncGenerator[None, None] | None = None
         self.replies: set[Reply] = set()
+        self.sending: set[asyncio.Timeout] = set()
+
+    def end(self) -> None:
+        """Wake everybody who waits for this session."""
+        for scope in list(self.sending):
+            if not scope.expired():
+                scope.reschedule(0)
+        for reply in list(self.replies):
+            reply.fail(PoolClosed("the client was closed while the answer was being read"))
 
 
-async def _closed_with_its_loop(http: aiohttp.ClientSession) -> AsyncGenerator[None, None]:
+async def _closed_with_its_loop(opened: _Open) -> AsyncGenerator[None, None]:
     """Suspended for as long as the loop runs: asyncio closes it, and so the session, when the loop ends.
 
     Loops offer no other hook for that; without it a script that forgets `close()` ends in warnings.
@@ -71,7 +78,8 @@ async def _closed_with_its_loop(http: aiohttp.ClientSession) -> AsyncGenerator[N
     try:
         yield
     finally:
-        await http.close()
+        opened.end()
+        await opened.http.close()
 
 
 class Session:
@@ -100,6 +108,10 @@ class Session:
         self.limits = limits or Limits()
         self.asks_usage = True
         """Whether streams ask for their usage; off once the server has refused it."""
+        if api_key is not None and not isinstance(api_key, str) and not callable(api_key):
+            raise TypeError(
+                f"api_key is a {type(api_key).__name__}; it has to be a str or a function."
+            )
         self._key_source = api_key if callable(api_key) else None
         self._key = Secret(api_key) if isinstance(api_key, str) and api_key.strip() else None
         self._extra_headers = checked_headers(headers or {})
@@ -149,15 +161,17 @@ class Session:
         Cancellation: safe anywhere; the connection is closed.
         """
         opened = await self._opened()
-        secret = await self._secret()
+        secret = await self._secret_within(timeout, deadline)
         url = self.url.update_query(query) if query else self.url
         extra = checked_headers(headers) if headers else None
         for resends in range(_MOST_RESENDS + 1):
             sent_at = now()
             use = Use.of_this_request()
             failure: Exception
+            scope = asyncio.timeout(_shorter(deadline, timeout.first))
+            opened.sending.add(scope)
             try:
-                async with asyncio.timeout(_shorter(deadline, timeout.first)):
+                async with scope:
                     response = await opened.http.post(
                         url,
                         data=self._body(request, stream=stream),
@@ -168,6 +182,8 @@ class Session:
                 break
             except (aiohttp.ClientError, OSError, RuntimeError) as error:
                 failure = error
+            finally:
+                opened.sending.discard(scope)
             if not self._may_resend(failure, use, resends):
                 failure = self._mapped(failure, timeout, deadline)
                 # Raised outside the `except`, so that it drags no foreign traceback along: its frames hold the key.
@@ -184,7 +200,13 @@ class Session:
 
         spent = now() - sent_at
         reply = Reply(
-            response, self.base_url, timeout, deadline, spent=spent, secret=secret, on_end=ended
+            response,
+            self.base_url,
+            timeout,
+            deadline,
+            spent=spent,
+            redact=lambda text: self._without_keys(text, secret),
+            on_end=ended,
         )
         opened.replies.add(reply)
         if reply.status != 200:
@@ -194,6 +216,13 @@ class Session:
     def _body(self, request: ChatRequest, *, stream: bool) -> bytes | io.BytesIO:
         body = request.encode(stream=stream, ask_usage=self.asks_usage)
         return body if len(body) < _LARGE_BODY else io.BytesIO(body)
+
+    def _without_keys(self, text: str, secret: Secret | None) -> str:
+        """Return a server's words without the keys it was sent."""
+        for name, value in self._extra_headers.items():
+            if any(part in name.lower() for part in ("authorization", "key", "token", "secret")):
+                text = text.replace(value.removeprefix("Bearer ") or value, "***")
+        return text if secret is None else secret.hide(text)
 
     def _headers(
         self, secret: Secret | None, extra: Mapping[str, str] | None, *, stream: bool
@@ -216,11 +245,30 @@ class Session:
             headers.update(extra)
         return headers
 
-    async def _secret(self) -> Secret | None:
+    async def _secret_within(
+        self,
+        timeout: Timeout,  # noqa: ASYNC109  bounds
+        deadline: float | None,
+    ) -> Secret | None:
         if self._key_source is None:
             return self._key
+        scope = asyncio.timeout(_shorter(deadline, None))
+        try:
+            async with scope:
+                return await self._secret()
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        raise late("total", timeout.total, self.base_url)
+
+    async def _secret(self) -> Secret | None:
+        assert self._key_source is not None
         given = self._key_source()
-        key = given if isinstance(given, str) else await given
+        key = await given if isinstance(given, Awaitable) else given
+        if not isinstance(key, str):
+            raise TypeError(f"api_key() gave a {type(key).__name__}; it has to give a str.")
+        if not key.strip():
+            return None
         if self._key is None or self._key.reveal() != key:
             self._key = Secret(key)
         return self._key
@@ -263,11 +311,11 @@ class Session:
 
     async def _refuse(self, reply: "Reply", secret: Secret | None) -> None:
         """Raise the error that a status other than 200 stands for."""
-        body = await reply.read_some(self.limits.max_error_bytes)
-        reply.close()
-        text = body.decode("utf-8", "replace")
-        if secret is not None:
-            text = secret.hide(text)
+        try:
+            text = (await reply.read_some(self.limits.max_error_bytes)).decode("utf-8", "replace")
+        finally:
+            reply.close()
+        text = self._without_keys(text, secret)
         values = read_values(text.encode("utf-8", "replace"))[0]
         decoded = values[0] if len(values) == 1 else text
         fault = fault_in(decoded, always=True) if isinstance(decoded, (dict, list)) else None
@@ -305,7 +353,7 @@ class Session:
         if self._given is not None:
             if self._given.closed:
                 raise PoolClosed("the aiohttp session that was passed as session= is closed")
-            return _Open(self._given, None)
+            return _Open(self._given)
         if self.has_key and self.url.scheme == "http" and not is_loopback(self.url.host or ""):
             _log.warning("the key for %s goes over plain http, readable on the way", self.base_url)
         connector = make_connector(self._ssl)
@@ -316,9 +364,10 @@ class Session:
             max_line_size=_HEADER_BYTES,
             max_field_size=_HEADER_BYTES,
         )
-        guard = _closed_with_its_loop(http)
-        await anext(guard)
-        return _Open(http, guard)
+        opened = _Open(http)
+        opened.guard = _closed_with_its_loop(opened)
+        await anext(opened.guard)
+        return opened
 
     def _proxy(self) -> str | None:
         """The environment's proxy for this server: never for loopback, and .netrc is not read for it."""
@@ -335,8 +384,7 @@ class Session:
         opened = self._open.pop(asyncio.get_running_loop(), None)
         if opened is None:
             return
-        for reply in list(opened.replies):
-            reply.fail(PoolClosed("the client was closed while the answer was being read"))
+        opened.end()
         if opened.guard is not None:
             await opened.guard.aclose()
 

@@ -32,7 +32,7 @@ class Lease(Protocol):
         """Return how long the answer took up to now."""
         ...
 
-    def release(self, reader: AnswerReader | None) -> None:
+    def release(self, reader: AnswerReader | None, *, finished: bool = True) -> None:
         """Give the place back. Idempotent."""
         ...
 
@@ -141,6 +141,7 @@ class ChatStream(Generic[_Item]):
                 ready += self._finish(reader)
         except AsyncChatError as error:
             error.partial = error.partial or reader.snapshot()
+            data = b""  # a traceback shows it, and servers echo keys
             raise
         self._ready.items = iter(ready)
 
@@ -150,7 +151,7 @@ class ChatStream(Generic[_Item]):
         if self._reply is not None:
             self._reply.close()
         if self._lease is not None:
-            self._lease.release(self._reader)
+            self._lease.release(self._reader, finished=False)
 
     async def aclose(self) -> None:
         """Close the answer, as leaving the block does. Idempotent."""
@@ -248,6 +249,10 @@ class ChatStream(Generic[_Item]):
         except BaseException:
             self._drop()  # no block will close what an error or a cancellation ends
             raise
+        if self._state == "closed":
+            raise RuntimeError(
+                "the stream was closed before its end; see `snapshot` for what came"
+            )
         raise StopAsyncIteration
 
     async def _pull(self) -> list[Any]:
@@ -274,6 +279,7 @@ class ChatStream(Generic[_Item]):
             if not data or (reader.done and not self._has_last_words(reader, items)):
                 items += self._finish(reader)
         except AsyncChatError as error:
+            data = b""  # a traceback shows it, and servers echo keys
             raise self._failed(error) from None
         return items
 

@@ -211,7 +211,9 @@ class ChatRequest:
         if stream:
             body["stream"] = True
             if ask_usage:
-                body["stream_options"] = {"include_usage": True, **(options or {})}
+                options = {"include_usage": True, **(options or {})}
+            if options:
+                body["stream_options"] = options
         body.update(self._extra_body)
         try:
             return _ENCODER.encode(body)

@@ -34,6 +34,9 @@ def serve(
     context: Annotated[
         int, Parameter(help="Tokens of context, shared by all of these; default 8192.")
     ] = 8192,
+    threads: Annotated[
+        int | None, Parameter(help="Default all usable cores but one; more suit an idle machine.")
+    ] = None,
     template_file: Annotated[
         Path | None, Parameter(help="A chat template (Jinja) instead of the model's own.")
     ] = None,
@@ -78,6 +81,7 @@ def serve(
             port=port,
             parallel=parallel,
             context=context,
+            threads=threads,
             template=template_file,
             api_key=key,
         )

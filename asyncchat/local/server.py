@@ -52,7 +52,7 @@ def local_server(
         port: Default a free one.
         parallel: How many answers are written at once; further requests wait in the server.
         context: Tokens of context in all, shared equally by `parallel` slots.
-        threads: Default one per usable core.
+        threads: Default one per usable core but one; more are faster only where nothing else runs.
         template: A file with a chat template (Jinja) instead of the model's own.
         api_key: What the server asks for; default nothing.
         ping_seconds: How often a silent stream sends a comment.
@@ -66,6 +66,8 @@ def local_server(
         raise ValueError(f"port must be 0 to 65535, not {port}")
     if parallel < 1 or context < parallel:
         raise ValueError("parallel must be at least 1, and context at least parallel")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads must be at least 1, not {threads}")
     return LocalServer(
         model=Path(model).absolute() if model else None,
         template=Path(template) if template else None,

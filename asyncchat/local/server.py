@@ -224,15 +224,17 @@ def require_engine() -> None:
 
 
 async def _spawn(log: IO[bytes]) -> Process:
-    return await anyio.open_process(
-        [sys.executable, *_CHILD],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        # Away from the terminal's Ctrl-C: stopping one answer must not stop the server under it.
-        start_new_session=True,
-        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
-    )
+    # Shielded for its few milliseconds: cancelled in the middle, asyncio kills the child and may not reap it.
+    with anyio.CancelScope(shield=True):
+        return await anyio.open_process(
+            [sys.executable, *_CHILD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            # Away from the terminal's Ctrl-C: stopping one answer must not stop the server under it.
+            start_new_session=True,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        )
 
 
 async def _end(process: Process) -> None:

@@ -121,7 +121,10 @@ class LocalServer:
         # A file, not a pipe: nobody has to drain it, and it is read only when the child fails.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by _stop
         try:
-            self._process = await _spawn(self._log)
+            # Shielded for its few milliseconds: cancelled in the middle, asyncio kills the child and may not reap it.
+            with anyio.CancelScope(shield=True):
+                self._process = await _spawn(self._log)
+            assert self._process is not None
             self.pid = self._process.pid
             self.base_url = f"{await self._greet(self._process, options)}/v1"
         except BaseException:
@@ -224,17 +227,15 @@ def require_engine() -> None:
 
 
 async def _spawn(log: IO[bytes]) -> Process:
-    # Shielded for its few milliseconds: cancelled in the middle, asyncio kills the child and may not reap it.
-    with anyio.CancelScope(shield=True):
-        return await anyio.open_process(
-            [sys.executable, *_CHILD],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            # Away from the terminal's Ctrl-C: stopping one answer must not stop the server under it.
-            start_new_session=True,
-            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
-        )
+    return await anyio.open_process(
+        [sys.executable, *_CHILD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        # Away from the terminal's Ctrl-C: stopping one answer must not stop the server under it.
+        start_new_session=True,
+        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+    )
 
 
 async def _end(process: Process) -> None:

@@ -23,10 +23,11 @@ work carries errors across processes. Names in common with `openai` mean the sam
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from asyncchat.policy.retry import RateLimit
     from asyncchat.protocol.response import Completion
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "PermissionDeniedError",
     "PoolClosed",
     "ProtocolError",
+    "RateLimit",
     "RateLimitError",
     "StreamCut",
     "StreamStalled",
@@ -162,6 +164,14 @@ class APIStatusError(APIError):
 
     status_code: int = 0
     rate_limits: "Mapping[str, RateLimit]" = MappingProxyType({})
+
+
+class RateLimit(msgspec.Struct, frozen=True):
+    """One limit as the server reports it; None where it reports nothing. `reset` is in seconds from now."""
+
+    limit: int | None = None
+    remaining: int | None = None
+    reset: float | None = None
 
 
 class BadRequestError(APIStatusError):

@@ -12,9 +12,9 @@ from math import isfinite
 
 import msgspec
 
-from asyncchat.errors import AsyncChatError
+from asyncchat.errors import AsyncChatError, RateLimit
 
-__all__ = ["RateLimit", "RetryPolicy", "rate_limits", "requested_wait"]
+__all__ = ["RetryPolicy", "rate_limits", "requested_wait"]
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,14 +67,6 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
             bound = min(self.max_delay, self.initial_delay * 2 ** min(attempts - 1, 30))
             wait = bound * max(rand, 0.1)  # an evenly drawn wait, but never a busy loop
         return None if remaining is not None and wait >= remaining else wait
-
-
-class RateLimit(msgspec.Struct, frozen=True):
-    """One limit as the server reports it; None where it reports nothing. `reset` is in seconds from now."""
-
-    limit: int | None = None
-    remaining: int | None = None
-    reset: float | None = None
 
 
 def rate_limits(headers: Mapping[str, str]) -> dict[str, RateLimit]:

@@ -180,32 +180,37 @@ class ToolCall(Model):
     index: int | None = None
 
 
-class Message(Model):
-    """What the model said. It can go back into `messages` as it is.
+class _Said(Model):
+    """What a message and a piece of one have in common.
 
     `reasoning_content` and `reasoning` are one value: it is sent back under the name it came with.
     """
 
-    role: str = "assistant"
     content: str | None = None
     refusal: str | None = None
     reasoning_content_: str | None = msgspec.field(default=None, name="reasoning_content")
     reasoning_: str | None = msgspec.field(default=None, name="reasoning")
     reasoning_details: list[Any] | None = None
-    tool_calls: list[ToolCall] | None = None
-    function_call: Function | None = None
     annotations: list[Any] | None = None
     audio: dict[str, Any] | None = None
 
     @property
     def reasoning_content(self) -> str | None:
-        """The model's reasoning, as far as the server shows it."""
+        """The model's reasoning, as far as the server shows it, under whichever name it came."""
         return self.reasoning_content_ or self.reasoning_
 
     @property
     def reasoning(self) -> str | None:
         """The same as `reasoning_content`."""
         return self.reasoning_content_ or self.reasoning_
+
+
+class Message(_Said):
+    """What the model said. It can go back into `messages` as it is."""
+
+    role: str = "assistant"
+    tool_calls: list[ToolCall] | None = None
+    function_call: Function | None = None
 
 
 class Choice(Model):
@@ -289,29 +294,12 @@ class ToolCallFragment(Model):
     function: FunctionDelta | None = None
 
 
-class Delta(Model):
+class Delta(_Said):
     """What one chunk adds to a message."""
 
     role: str | None = None
-    content: str | None = None
-    refusal: str | None = None
-    reasoning_content_: str | None = msgspec.field(default=None, name="reasoning_content")
-    reasoning_: str | None = msgspec.field(default=None, name="reasoning")
-    reasoning_details: list[Any] | None = None
     tool_calls: list[ToolCallFragment] | None = None
     function_call: FunctionDelta | None = None
-    annotations: list[Any] | None = None
-    audio: dict[str, Any] | None = None
-
-    @property
-    def reasoning_content(self) -> str | None:
-        """The piece of reasoning, under whichever name it came."""
-        return self.reasoning_content_ or self.reasoning_
-
-    @property
-    def reasoning(self) -> str | None:
-        """The same as `reasoning_content`."""
-        return self.reasoning_content_ or self.reasoning_
 
 
 class ChunkChoice(Model):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from asyncchat import APIStatusError, AsyncChat, AsyncChatError, Chunk, Completion
-from asyncchat.policy.retry import RateLimit
+from asyncchat.errors import RateLimit
 from asyncchat.testing import ChatServer
 from tests.client.conftest import assert_nothing_is_left
 from tests.wire import WireCase, check, check_error, cut, same_text, wire_cases

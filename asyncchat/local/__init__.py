@@ -1,6 +1,6 @@
 """The embedded default: a real model served on loopback by llama.cpp, no key and no account.
 
-Not here: the client. Source: design/LOCAL.md, which measured model, server and traps.
+Not here: the client.
 Names only; nothing third-party is imported before it is needed.
 """
 

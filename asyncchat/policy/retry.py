@@ -12,9 +12,9 @@ from math import isfinite
 
 import msgspec
 
-from asyncchat.errors import AsyncChatError, RateLimit
+from asyncchat.errors import AsyncChatError, RateLimit, RateLimitError
 
-__all__ = ["RetryPolicy", "rate_limits", "requested_wait"]
+__all__ = ["RetryBudget", "RetryPolicy", "rate_limits", "requested_wait"]
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +67,38 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
             bound = min(self.max_delay, self.initial_delay * 2 ** min(attempts - 1, 30))
             wait = bound * max(rand, 0.1)  # an evenly drawn wait, but never a busy loop
         return None if remaining is not None and wait >= remaining else wait
+
+
+class RetryBudget:
+    """What keeps an outage from being multiplied: retries may add a share to the requests, not a factor.
+
+    Each request earns `share` of a retry, and a retry spends one; `most` are saved up. A rate limit spends nothing: there
+    the server itself says when to come back.
+
+    Args:
+        most: retries at hand in quiet times.
+        share: retries that a request earns.
+    """
+
+    __slots__ = ("_left", "_most", "_share")
+
+    def __init__(self, most: float = 20.0, share: float = 0.1) -> None:
+        self._most = most
+        self._share = share
+        self._left = most
+
+    def earn(self) -> None:
+        """Count a request."""
+        self._left = min(self._most, self._left + self._share)
+
+    def spend(self, error: AsyncChatError) -> bool:
+        """Take a retry for `error` out of the budget, and say whether there was one."""
+        if isinstance(error, RateLimitError):
+            return True
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
 
 
 def rate_limits(headers: Mapping[str, str]) -> dict[str, RateLimit]:

@@ -583,3 +583,40 @@ async def test_repr_tells_the_server_and_how_full_it_is(
         assert f"{server.base_url!r}, 1/1 in flight, 1 waiting" in repr(client)
         assert "∞" in repr(make_client(limits=Limits(in_flight=None)))
     await waiter
+
+
+async def test_all_attempts_at_one_request_bear_one_idempotency_key(
+    server: ChatServer, make_client: MakeClient, record_waits: type[Waits]
+) -> None:
+    client = make_client(max_retries=1)
+    record_waits(client)
+    server.fail(503, message="busy")
+    await client.chat("hi")
+    await client.chat("again")
+    first, second, other = (r.headers["Idempotency-Key"] for r in server.requests)
+    assert first == second
+    assert second != other
+
+
+async def test_outage_is_not_multiplied(
+    server: ChatServer, make_client: MakeClient, record_waits: type[Waits]
+) -> None:
+    client = make_client(max_retries=2)
+    record_waits(client)
+    server.otherwise(Reply().fail(503, message="down"))
+    for _ in range(60):
+        with pytest.raises(APIStatusError):
+            await client.chat("hi")
+    assert len(server.requests) <= 60 * 1.5
+
+
+async def test_rate_limits_do_not_spend_the_budget_of_retries(
+    server: ChatServer, make_client: MakeClient, record_waits: type[Waits]
+) -> None:
+    client = make_client(max_retries=2)
+    record_waits(client)
+    server.otherwise(Reply().fail(429, message="slow down"))
+    for _ in range(40):
+        with pytest.raises(RateLimitError):
+            await client.chat("hi")
+    assert len(server.requests) == 40 * 3

@@ -132,9 +132,7 @@ class AnswerReader:
         self._try_lean = self._lean
         self._decode_lean: Callable[[bytes | memoryview], Any] = decode_plain
         self._take_lean: Callable[[Any, list[Event] | None], None] = self._assembler.plain
-        self._between = (
-            False  # the next read may be one whole event: lean frames, none of them begun
-        )
+        self._between = False  # no event has begun, and lean ones are expected
         self._extras = False  # whether the last frame had unknown fields
         self._max_event_bytes = max_event_bytes
         self._max_answer_bytes = max_answer_bytes
@@ -177,7 +175,8 @@ class AnswerReader:
                 self.frames += 1
                 return out
         self._feed(data, told, None)
-        self._between = self._try_lean and self._framing == "sse" and self._parser.is_between
+        lean = self._try_lean and self._framing == "sse" and not self.done
+        self._between = lean and self._parser.is_between
         return out
 
     def feed_chunks(self, data: bytes) -> list[Chunk]:

@@ -394,8 +394,6 @@ class AnswerReader:
         odd_text: bool = False,
     ) -> None:
         self.frames += 1
-        if chunks is not None and not self._assembler.has_said:
-            _show_messages(chunk)
         self._assembler.feed(chunk, out, odd_text=odd_text)
         if chunks is not None:
             if odd_text or self._halves:
@@ -554,10 +552,3 @@ def _is_well_made(made: Completion) -> bool:
         if not (plain and ended and choice.index == position and message.role):
             return False
     return True
-
-
-def _show_messages(chunk: Chunk) -> None:
-    """Show whole messages as deltas, to a reader of chunks who looks only there."""
-    for choice in chunk.choices:
-        if choice.message is not None and choice.delta == Delta():
-            choice.delta, choice.message = choice.message, None

@@ -47,6 +47,7 @@ from asyncchat.protocol.toolcalls import ToolCalls
 __all__ = ["Assembler", "ChoiceState"]
 
 _NO_USAGE = Usage()
+_NO_DELTA = Delta()
 _Kind = Literal["content", "refusal", "reasoning"]
 _DELTA: dict[str, type[ContentDelta | RefusalDelta | ReasoningDelta]] = {
     "content": ContentDelta,
@@ -230,6 +231,8 @@ class Assembler:
             if choice.message is not None and not state.spoke:
                 self._take_message(state, choice.message, out, first=state.index not in filled)
                 filled.add(state.index)
+                if choice.delta == _NO_DELTA:  # to who reads chunks, what is new in it is one
+                    choice.delta, choice.message = choice.message, None
         if chunk.usage is not None and chunk.usage != _NO_USAGE:
             self.usage = merge_usage(self.usage, chunk.usage)
             if out is not None:
@@ -292,6 +295,7 @@ class Assembler:
         whole = not state.calls
         for fragment in calls or []:
             self._calls(state).feed(fragment, out, whole=whole)
+        said.tool_calls = calls
         state.spoke = False
 
     def _calls(self, state: ChoiceState) -> ToolCalls:

@@ -95,7 +95,7 @@ class RetryBudget:
         """Take a retry for `error` out of the budget, and say whether there was one."""
         if isinstance(error, RateLimitError):
             return True
-        if self._left < 1:
+        if self._left < 1 - 1e-9:  # ten tenths are one
             return False
         self._left -= 1
         return True

@@ -33,7 +33,13 @@ from asyncchat.errors import (
 from asyncchat.protocol.assembler import Assembler
 from asyncchat.protocol.events import Event
 from asyncchat.protocol.lean import decode_call, decode_plain, decode_thought
-from asyncchat.protocol.lenient import END_MARK, NotJSON, mend_surrogates, read_values
+from asyncchat.protocol.lenient import (
+    END_MARK,
+    NotJSON,
+    mend_surrogates,
+    mend_value,
+    read_values,
+)
 from asyncchat.protocol.response import (
     Chunk,
     ChunkChoice,
@@ -45,7 +51,6 @@ from asyncchat.protocol.response import (
     chunk_with_extra,
     completion_with_extra,
     fault_in,
-    mend_names,
 )
 from asyncchat.protocol.sse import MAX_EVENT_BYTES, SSEParser
 
@@ -60,6 +65,20 @@ MAX_ANSWER_BYTES = 256 * 2**20
 _REFUSED = (msgspec.DecodeError, RecursionError)
 # ... and a piece of a call that has not begun is no lean frame either.
 _NOT_LEAN = (*_REFUSED, KeyError)
+# Running text: halves of surrogate pairs in it may find each other in a later frame.
+_RUNNING = frozenset(
+    {
+        "arguments",
+        "content",
+        "reasoning",
+        "reasoning_content",
+        "refusal",
+        "summary",
+        "text",
+        "thinking",
+        "transcript",
+    }
+)
 _LF = 0x0A
 _BLANK = b" \t\r\n\xef\xbb\xbf"
 
@@ -221,7 +240,7 @@ class AnswerReader:
         parser = self._parser
         try:
             for payload in parser.feed(data):
-                if self._try_lean and chunks is None:
+                if self._try_lean and chunks is None and parser.event != "error":
                     try:
                         self._take_lean(self._decode_lean(payload), out)
                     except _NOT_LEAN:
@@ -375,13 +394,12 @@ class AnswerReader:
         self, source: dict[str, object], out: list[Event] | None, chunks: list[Chunk] | None
     ) -> None:
         try:
-            chunk = chunk_from(source)
+            chunk = chunk_from(mend_value(source, but=_RUNNING))
         except ValueError as error:
             self._fail(self._no_answer(str(error)))
             return
-        mend_names(chunk)
-        self._chunk(chunk, out, chunks, odd_text=True)
         whole = self._framing != "sse" and any(choice.message for choice in chunk.choices)
+        self._chunk(chunk, out, chunks, odd_text=True)
         if whole and self.error is None:
             self.done = True  # the brace that closes a whole answer is its end mark
 
@@ -404,7 +422,10 @@ class AnswerReader:
 
     def _mend(self, chunk: Chunk) -> None:
         """Make a chunk's text encode: half of a surrogate pair is held back for the chunk that brings the other."""
+        chunk.extra_ = mend_value(chunk.extra_)
         for choice in chunk.choices:
+            choice.extra_ = mend_value(choice.extra_)
+            choice.delta.extra_ = mend_value(choice.delta.extra_)
             for name in ("content", "refusal", "reasoning_content_", "reasoning_"):
                 key = (choice.index or 0, name)
                 text: str | None = getattr(choice.delta, name)

@@ -145,6 +145,7 @@ class Assembler:
         "_filters",
         "_first",
         "_has_meta",
+        "_last",
         "_meta",
         "_n",
         "_odd_text",
@@ -162,6 +163,7 @@ class Assembler:
         self._first: ChoiceState | None = None
         self._meta: dict[str, Any] = {"id": "", "model": "", "created": None}
         self._has_meta = False
+        self._last: PlainChunk | ThoughtChunk | CallChunk | None = None
         self._odd_text = False  # text may hold halves of surrogate pairs
         self._filters = TextFilter.factory(split_think_tags, cumulative_content)
         self.usage: Usage | None = None
@@ -181,6 +183,8 @@ class Assembler:
                 state = self._state(choice.index)
             delta = choice.delta
             text = delta.content
+            if delta.role and not state.role:
+                state.role = delta.role
             if text:
                 state.spoke = True
                 state.content.append(text)
@@ -189,8 +193,7 @@ class Assembler:
                         self._tell_text(state, "content", text, out)
                     else:
                         out.append(ContentDelta(text, state.index))
-            elif delta.role and not state.role:
-                state.role = delta.role
+        self._last = chunk
 
     def thought(self, chunk: ThoughtChunk, out: list[Event] | None) -> None:
         """Take in a chunk that holds nothing but reasoning."""
@@ -199,10 +202,13 @@ class Assembler:
         for choice in chunk.choices:
             state, delta = self._state(choice.index), choice.delta
             text = delta.reasoning_content or delta.reasoning
+            if delta.role and not state.role:
+                state.role = delta.role
             if text:
                 named = "reasoning_content" if delta.reasoning_content else "reasoning"
                 state.reasoning_name = state.reasoning_name or named
                 self._take_text(state, "reasoning", text, out)
+        self._last = chunk
 
     def piece(self, chunk: CallChunk, out: list[Event] | None) -> None:
         """Take in a chunk that holds nothing but a piece of the arguments of a call that has begun.
@@ -216,6 +222,7 @@ class Assembler:
             raise KeyError(choice.index)
         (piece,) = choice.delta.tool_calls
         calls.piece(piece.index, piece.function.arguments, out)
+        self._last = chunk
 
     def feed(self, chunk: Chunk, out: list[Event] | None, *, odd_text: bool = False) -> None:
         """Take in a chunk of any kind; append what it tells to `out`, unless that is None.
@@ -223,6 +230,7 @@ class Assembler:
         `odd_text` says that its strings may hold halves of surrogate pairs.
         """
         self._odd_text |= odd_text
+        self._take_last_meta()
         self._take_meta(chunk)
         filled: set[int] = set()  # choices that got words out of a whole message in this chunk
         for choice in chunk.choices:
@@ -246,7 +254,13 @@ class Assembler:
             self._first = self._first or state
         return state
 
-    def _take_meta(self, chunk: Chunk | PlainChunk | ThoughtChunk) -> None:
+    def _take_last_meta(self) -> None:
+        """Of lean chunks only the first's metadata is looked at, and the last's, since later values replace."""
+        if self._last is not None:
+            self._take_meta(self._last)
+            self._last = None
+
+    def _take_meta(self, chunk: Chunk | PlainChunk | ThoughtChunk | CallChunk) -> None:
         meta = self._meta
         if not self._has_meta:
             for name in ("id", "model", "created"):
@@ -258,7 +272,9 @@ class Assembler:
             meta["service_tier"] = chunk.service_tier
         extra = chunk.extra_
         if extra is not None:
-            self.extra.update({k: v for k, v in extra.items() if v is not None})
+            self.extra.update(
+                {k: v for k, v in extra.items() if v is not None and k != "obfuscation"}
+            )
 
     def _take_choice(
         self, state: ChoiceState, choice: ChunkChoice, out: list[Event] | None
@@ -442,6 +458,7 @@ class Assembler:
 
     def snapshot(self, *, ended: bool = False) -> Completion:
         """Return the answer so far, built now; its text is a prefix of what the finished one will hold."""
+        self._take_last_meta()
         meta = {key: value for key, value in self._meta.items() if value}
         states = sorted(self._states.values(), key=lambda state: state.index)
         made = Completion(
@@ -451,6 +468,17 @@ class Assembler:
             made.usage = _with_total(made.usage)
         if self.extra:
             made.extra_ = dict(self.extra)
+        return self._mended(made) if self._odd_text else made
+
+    @staticmethod
+    def _mended(made: Completion) -> Completion:
+        """Unknown fields can hold anything, running text that nobody joined included."""
+        for holder in (made, *made.choices, *(choice.message for choice in made.choices)):
+            holder.extra_ = mend_value(holder.extra_)
+        for choice in made.choices:
+            said = choice.message
+            said.reasoning_details = mend_value(said.reasoning_details)
+            said.annotations, said.audio = mend_value(said.annotations), mend_value(said.audio)
         return made
 
     def finish(self, out: list[Event] | None, timing: Timing | None = None) -> Completion:
@@ -518,8 +546,6 @@ class Assembler:
         if state.message_extra:
             kept = state.message_extra.items()
             made.extra_ = {k: list(v) if isinstance(v, list) else v for k, v in kept}
-        if self._odd_text and made.reasoning_details:
-            made.reasoning_details = [mend_value(block) for block in made.reasoning_details]
         return made
 
 

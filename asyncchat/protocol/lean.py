@@ -6,7 +6,7 @@ at the other fields; what does not fit is refused by msgspec at no cost to what 
 servers send them, which is the order msgspec guesses first.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -25,7 +25,7 @@ class _Lean(msgspec.Struct, gc=False, forbid_unknown_fields=True, kw_only=True):
 
 
 class _PlainDelta(_Lean, kw_only=True):
-    role: str | None = None
+    role: Literal["assistant", ""] | None = None
     content: str | None = None
     refusal: None = None
     reasoning_content: None = None
@@ -38,7 +38,7 @@ class _PlainDelta(_Lean, kw_only=True):
 
 
 class _ThoughtDelta(_Lean, kw_only=True):
-    role: str | None = None
+    role: Literal["assistant", ""] | None = None
     content: None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -56,12 +56,12 @@ class _Arguments(_Lean, kw_only=True):
 class _Piece(_Lean, kw_only=True):
     index: int
     id: None = None
-    type: str | None = None
+    type: Literal["function"] | None = None
     function: _Arguments
 
 
 class _CallDelta(_Lean, kw_only=True):
-    role: str | None = None
+    role: Literal["assistant", ""] | None = None
     content: None = None
     tool_calls: tuple[_Piece]
     refusal: None = None
@@ -127,7 +127,7 @@ class ThoughtChunk(_Chunk, kw_only=True):
 class CallChunk(_Chunk, kw_only=True):
     """Nothing but a piece of the arguments of a call that has begun."""
 
-    choices: list[_CallChoice]
+    choices: tuple[_CallChoice]
 
 
 decode_plain = msgspec.json.Decoder(PlainChunk).decode

@@ -7,6 +7,7 @@ odd spellings, comments and field names that a gateway wrapped in `data:` once m
 
 import json  # noqa: TID251  msgspec refuses what this module exists to read
 import re
+from typing import TypeVar, cast
 
 __all__ = [
     "END_MARK",
@@ -18,6 +19,8 @@ __all__ = [
     "read_values",
     "split_json",
 ]
+
+_T = TypeVar("_T")
 
 END_MARK = object()
 """Stands for `[DONE]` among the values."""
@@ -33,7 +36,7 @@ _WORD = re.compile(
 )
 # What may stand at the end of JSON that was cut inside a number, a word or an escape.
 _CUT = re.compile(
-    r"(?:-?\d*\.?\d*(?:[eE][+-]?)?\d*|t(?:ru?)?|f(?:a(?:ls?)?)?|n(?:ul?)?|Na?|-?I[a-z]*|\\?u[0-9a-fA-F]{0,3})\s*\Z"
+    r"(?:-?\d*\.?\d*(?:[eE][+-]?)?\d*|t(?:ru?)?|f(?:a(?:ls?)?)?|n(?:ul?)?|Na?|-?I[a-z]*|\\?u[0-9a-fA-F]{0,4})\s*\Z"
 )
 
 
@@ -92,15 +95,21 @@ def mend_surrogates(text: str, *, more_may_come: bool = False) -> tuple[str, str
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), held
 
 
-def mend_value(value: object) -> object:
-    """Return a decoded value whose every string encodes."""
+def mend_value(value: _T, but: frozenset[str] = frozenset()) -> _T:
+    """Return a decoded value whose every string encodes, but for those under the keys in `but`."""
+    made: object = value
     if isinstance(value, str):
-        return value if value.isascii() else mend_surrogates(value)[0]
-    if isinstance(value, list):
-        return [mend_value(item) for item in value]
-    if isinstance(value, dict):
-        return {mend_value(key): mend_value(item) for key, item in value.items()}
-    return value
+        made = value if value.isascii() else mend_surrogates(value)[0]
+    elif isinstance(value, list):
+        made = [mend_value(item, but) for item in value]
+    elif isinstance(value, dict):
+        made = {
+            mend_value(key): item
+            if key in but and isinstance(item, str)
+            else mend_value(item, but)
+            for key, item in value.items()
+        }
+    return cast("_T", made)
 
 
 def dump(value: object) -> str:

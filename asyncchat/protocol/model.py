@@ -103,7 +103,10 @@ def _plain(value: object, lean: bool) -> object:
     if isinstance(value, Model):
         return value.model_dump(exclude_none=lean)
     if isinstance(value, list):
-        return [_plain(item, lean) for item in value]
+        return [
+            item.model_dump(exclude_none=lean) if isinstance(item, Model) else item
+            for item in value
+        ]
     if isinstance(value, msgspec.Struct):
         return msgspec.to_builtins(value)
     return value
@@ -191,10 +194,12 @@ def _number(value: object) -> int | float | None:
         return None
     if not isinstance(value, str):
         return value
-    try:
-        return float(value)
-    except ValueError:
-        return None
+    for read in (int, float):
+        try:
+            return read(value)
+        except ValueError:
+            continue
+    return None
 
 
 _SCALARS: dict[object, _FieldReader] = {str: _text, int: _integer, float: _number}

@@ -176,13 +176,18 @@ class ChatRequest:
         system: str | None = None,
         extra_body: Mapping[str, Any] | None = None,
     ) -> None:
-        self._messages = _messages_from(messages, system)
-        self._fields = {
-            key: _settled(value)
-            for key, value in fields.items()
-            if value is not None and key not in ("stream", "stream_options", "messages")
-        }
-        self._extra_body = {k: _settled(v) for k, v in (extra_body or {}).items()}
+        try:
+            self._messages = _messages_from(messages, system)
+            self._fields = {
+                key: _settled(value)
+                for key, value in fields.items()
+                if value is not None and key not in ("stream", "stream_options", "messages")
+            }
+            self._extra_body = {key: _settled(value) for key, value in (extra_body or {}).items()}
+        except RecursionError:
+            raise ValueError(
+                "a message or parameter holds itself, or is nested too deep"
+            ) from None
         _check(self._fields, {**fields, **self._extra_body})
         options = fields.get("stream_options")
         if options is not None:
@@ -222,11 +227,16 @@ class ChatRequest:
 
 
 def _settled(value: object) -> object:
-    """A parameter as it can be encoded more than once: a retry sends the same again."""
+    """A value as it can be encoded, more than once: a retry sends the same again.
+
+    msgspec would encode a struct of ours by its fields, and unknown ones under our name for them.
+    """
     if isinstance(value, Model):
         return value.to_dict()
-    if isinstance(value, (list, Iterator)):
+    if isinstance(value, (list, tuple, Iterator)):
         return [_settled(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _settled(item) for key, item in value.items()}
     return value
 
 
@@ -303,9 +313,8 @@ def _message_from(message: object, position: int) -> object:
                 f"messages[{position}] has role {role!r}, which is none of {', '.join(sorted(ROLES))}. "
                 "To send it all the same, pass the whole list as extra_body={'messages': [...]}."
             )
-        calls = message.get("tool_calls")
-        return {**message, "tool_calls": _settled(calls)} if calls else message
-    if isinstance(message, Assistant) and message.tool_calls:
+        return _settled(message)
+    if isinstance(message, Assistant):
         return msgspec.structs.replace(message, tool_calls=_settled(message.tool_calls))
     if isinstance(message, _Said):
         return message

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from asyncchat.protocol.lenient import dump, is_json, mend_surrogates, mend_value
+from asyncchat.protocol.lenient import dump, is_json
 from asyncchat.protocol.model import Model, build
 
 __all__ = [
@@ -38,7 +38,6 @@ __all__ = [
     "chunk_with_extra",
     "completion_with_extra",
     "fault_in",
-    "mend_names",
     "merge_usage",
 ]
 
@@ -363,33 +362,6 @@ def completion_with_extra(source: dict[str, Any]) -> Completion | None:
         choice.extra_ = extras[1 + 2 * position][1] or None
         choice.message.extra_ = extras[2 + 2 * position][1] or None
     return made
-
-
-def mend_names(chunk: Chunk) -> None:
-    """Make every string of a chunk encode, but for the running text, whose halves may find each other later."""
-    chunk.extra_ = _mended(chunk.extra_)
-    for choice in chunk.choices:
-        choice.extra_ = _mended(choice.extra_)
-        for token in (choice.logprobs and choice.logprobs.content) or []:
-            token.token = mend_surrogates(token.token)[0]
-        for said in (choice.delta, choice.message):
-            if said is not None:
-                _mend_delta(said)
-
-
-def _mend_delta(said: Delta) -> None:
-    said.extra_ = _mended(said.extra_)
-    said.audio = _mended(said.audio)
-    for call in said.tool_calls or []:
-        call.extra_ = _mended(call.extra_)
-        call.id = mend_surrogates(call.id or "")[0]
-        if call.function is not None:
-            call.function.extra_ = _mended(call.function.extra_)
-            call.function.name = mend_surrogates(call.function.name or "")[0]
-
-
-def _mended(fields: dict[str, Any] | None) -> dict[str, Any] | None:
-    return None if fields is None else {k: mend_value(v) for k, v in fields.items()}
 
 
 _Extras = list[tuple[dict[str, Any], dict[str, Any]]]

@@ -38,6 +38,7 @@ class SSEParser:
         "_data",
         "_held",
         "_name",
+        "_owned",
         "_piece",
         "_started",
         "event",
@@ -56,6 +57,7 @@ class SSEParser:
         self._name = ""
         self._data: list[bytes | memoryview] = []  # the data lines of the event being read
         self._piece: list[bytes] = []  # the line being read, as far as earlier reads held it
+        self._owned = 0  # how many of these are copies
         self._held = 0  # bytes in both
         self._after_cr = False  # a CR ended the last line: an LF right after it belongs to it
         self._started = False  # the first line, which may bear a byte order mark, is over
@@ -113,8 +115,7 @@ class SSEParser:
                     position += 1
             if payload is not None:
                 yield payload
-        # Views of a read must not outlive it: the next one may come in another buffer.
-        self._data = [bytes(line) for line in self._data]
+        self._own()
 
     @property
     def is_between(self) -> bool:
@@ -135,8 +136,14 @@ class SSEParser:
 
     def _keep(self, piece: bytes) -> None:
         self._piece.append(piece)
-        self._data = [bytes(line) for line in self._data]
+        self._own()
         self._grow(len(piece))
+
+    def _own(self) -> None:
+        """Keep the lines of an event that goes on: views of a read must not outlive it, and each is copied once."""
+        while self._owned < len(self._data):
+            self._data[self._owned] = bytes(self._data[self._owned])
+            self._owned += 1
 
     def _grow(self, size: int) -> None:
         self._held += size
@@ -191,7 +198,7 @@ class SSEParser:
                 self.retry = int(digits[:15])
 
     def _dispatch(self) -> memoryview | None:
-        lines, self._data, self._held = self._data, [], 0
+        lines, self._data, self._held, self._owned = self._data, [], 0, 0
         self.event, self._name = self._name, ""
         if not lines:
             return None

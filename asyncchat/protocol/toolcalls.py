@@ -58,7 +58,16 @@ class ToolCalls:
         prefix: begins the ids made for calls that come without.
     """
 
-    __slots__ = ("_by_id", "_by_index", "_calls", "_choice", "_open", "_origins", "_prefix")
+    __slots__ = (
+        "_by_id",
+        "_by_index",
+        "_calls",
+        "_choice",
+        "_left",
+        "_open",
+        "_origins",
+        "_prefix",
+    )
 
     def __init__(self, choice: int, prefix: str = "call_") -> None:
         self._choice = choice
@@ -67,6 +76,7 @@ class ToolCalls:
         self._by_id: dict[str, _Call] = {}
         self._by_index: dict[int, _Call] = {}
         self._open: _Call | None = None
+        self._left: list[_Call] = []  # calls that were open since the last one began
         self._origins: list[_Call] = []  # of each call that `final` gave, which one it grew from
 
     def __len__(self) -> int:
@@ -87,11 +97,13 @@ class ToolCalls:
             if (call := self._touched(fragment)) is not None:
                 _keep(call.extra, fragment.extra_)
             return  # hollow: it opens nothing
-        before = len(self._calls)
+        before, last = len(self._calls), self._open
         known = fragment.id in self._by_id
         call = self._new() if whole and not known else self._owner(fragment, name)
+        self._touch(call)
         if out is not None and len(self._calls) > before:
-            self._settle(out, but=call)
+            self._settle(out, [*self._left, last] if last is not None else self._left)
+            self._left = []
         self._add(call, fragment, name)
         if arguments:
             call.pieces.append(arguments)
@@ -104,7 +116,8 @@ class ToolCalls:
         Raises:
             KeyError: the index is not known, and nothing was added.
         """
-        call = self._open = self._by_index[index]
+        call = self._by_index[index]
+        self._touch(call)
         if arguments:
             call.pieces.append(arguments)
             if out is not None:
@@ -137,8 +150,13 @@ class ToolCalls:
             call = self._without_index(current, call_id, name)
         if index is not None and (call_id not in self._by_id or index not in self._by_index):
             self._by_index[index] = call
-        self._open = call
         return call
+
+    def _touch(self, call: _Call) -> None:
+        """Make a call the open one; who was open before is looked at when the next call begins."""
+        if self._open is not None and self._open is not call:
+            self._left.append(self._open)
+        self._open = call
 
     def _at_known_index(self, call: _Call, call_id: str, name: str) -> _Call:
         if call_id and name:
@@ -197,12 +215,12 @@ class ToolCalls:
         call.announced = True
         out.append(ToolCallStarted(call.position, call.name, call.id, self._choice))
 
-    def _settle(self, out: list[Event], but: _Call | None = None) -> None:
+    def _settle(self, out: list[Event], calls: "list[_Call]") -> None:
         """Tell of the calls that something else has now followed: started, and done if whole."""
-        for call in self._calls:
-            if call is but or call.done:
-                continue
-            if not call.announced and call.name:
+        for call in calls:
+            if call.done or not (call.announced or call.name):
+                continue  # one without a name is told of in the end
+            if not call.announced:
                 self._announce(call, out)
                 if call.pieces:
                     self._tell(call, call.text, out)
@@ -217,7 +235,7 @@ class ToolCalls:
 
     def settle(self, out: list[Event]) -> None:
         """Tell of every call that is whole, since the choice has its finish_reason."""
-        self._settle(out)
+        self._settle(out, self._calls)
 
     def finish(self, calls: list[ToolCall], out: list[Event]) -> None:
         """Tell what is still untold of `calls`, which `final` gave."""

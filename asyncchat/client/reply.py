@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 import aiohttp
+import anyio.lowlevel
 
 from asyncchat.errors import (
     APIConnectionError,
@@ -26,6 +27,8 @@ from asyncchat.protocol.response import HTTP
 __all__ = ["Reply", "late", "now"]
 
 _LINGER_SECONDS = 0.25  # for the end of a body whose end mark has come
+
+_TURN_SECONDS = 0.002  # how long a fast server may be read without letting others run
 
 now = time.monotonic
 
@@ -70,6 +73,7 @@ class Reply:
         "_endpoint",
         "_failure",
         "_has_begun",
+        "_kept",
         "_lingering",
         "_on_end",
         "_patience",
@@ -77,7 +81,9 @@ class Reply:
         "_response",
         "_timer",
         "_waiting_since",
+        "arrived_at",
         "content_type",
+        "counts_events",
         "headers",
         "status",
     )
@@ -102,10 +108,15 @@ class Reply:
         self._deadline = deadline
         self._timer: asyncio.TimerHandle | None = None
         self._waiting_since: float | None = None
+        self.arrived_at = now()
+        """When the last read had its data, on this module's clock."""
+        self.counts_events = not bounds.keepalive_is_life
+        """Whether only events show that the server is alive: `alive` then wants to hear of each."""
         self._patience = None if bounds.first is None else max(bounds.first - spent, 0.0)
         self._has_begun = False
         self._lingering: aiohttp.ClientResponse | None = None
         self._failure: Exception | None = None
+        self._kept = b""  # what was read when others had their turn
         self.status = response.status
         self.headers = {name.lower(): value for name, value in response.headers.items()}
         self.content_type = self.headers.get("content-type", "")
@@ -117,18 +128,11 @@ class Reply:
 
     # -------------------------------------------------------------------------------------- read
 
-    def read_now(self) -> bytes:
-        """Return what has arrived, `b""` where nothing has: never waits."""
-        if self._failure is not None:
-            return b""
-        try:
-            return self._content.read_nowait()
-        except Exception as error:  # noqa: BLE001  whatever the transport stored; `read` maps it
-            self._failure = error
-            return self._left_over()
-
     async def read(self) -> bytes:
-        """Return what arrives next, `b""` at the end of the body.
+        """Return what has arrived or arrives next, `b""` at the end of the body.
+
+        What is there already is taken without waiting, but not for longer than a turn: a server that sends as fast as we
+        read must not keep the loop to itself.
 
         Raises:
             APITimeoutError: `first` or the deadline ran out.
@@ -136,26 +140,31 @@ class Reply:
             APIConnectionError: the connection was lost.
         Cancellation: safe; nothing that arrived is lost.
         """
-        return self.read_now() or await self.wait()
-
-    async def wait(self) -> bytes:
-        """Return what arrives next, after `read_now` gave nothing. As `read` otherwise."""
-        data = b""
-        if self._failure is None and not self._content.is_eof():
-            self._waiting_since = now()
-            if self._timer is None:
-                self._set_timer()
-            try:
-                data = await self._content.readany()
-            except Exception as error:  # noqa: BLE001  as in `read_now`
-                self._failure = error
-                data = self._left_over()
-            finally:
-                self._waited()
+        content, data = self._content, b""
+        try:
+            data = self._kept or content.read_nowait()
             if data:
+                if now() - self.arrived_at > _TURN_SECONDS:
+                    self._kept = data
+                    await anyio.lowlevel.checkpoint()
+                    self.arrived_at = now()
+                self._kept = b""
                 return data
+            if not content.is_eof():
+                self._waiting_since = now()
+                if self._timer is None:
+                    self._set_timer()
+                data = await content.readany()
+        except Exception as error:  # noqa: BLE001  whatever the transport stored
+            self._failure = self._failure or error
+            data = self._left_over()
+        finally:
+            if self._waiting_since is not None:
+                self._waited()
+        if data:
+            return data
         if self._failure is not None:
-            failure, self._failure = self._mapped(self._failure), None
+            failure = self._mapped(self._failure)
             self.close()
             raise failure
         self._end()
@@ -233,10 +242,11 @@ class Reply:
 
     def _waited(self) -> None:
         since, self._waiting_since = self._waiting_since, None
-        if self._bounds.keepalive_is_life:
-            self._patience = self._bound()
+        self.arrived_at = now()
+        if not self.counts_events:
+            self._patience = self._bounds.idle if self._has_begun else self._bounds.first
         elif since is not None and self._patience is not None:
-            self._patience = max(0.0, self._patience - (now() - since))
+            self._patience = max(0.0, self._patience - (self.arrived_at - since))
 
     def _set_timer(self) -> None:
         self._timer = None

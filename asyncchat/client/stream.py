@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
-import anyio.lowlevel
-
 from asyncchat.client.reply import Reply, now
 from asyncchat.errors import APIConnectionError, APITimeoutError, AsyncChatError, StreamCut
 from asyncchat.protocol.answer import AnswerReader
@@ -21,8 +19,6 @@ __all__ = ["ChatStream", "Lease"]
 
 _Item = TypeVar("_Item")
 _Mode = Literal["events", "chunks"]
-
-_TURN_SECONDS = 0.002  # how long a fast stream may run without letting others run
 
 
 class Lease(Protocol):
@@ -74,7 +70,6 @@ class ChatStream(Generic[_Item]):
         "_http",
         "_is_managed",
         "_last_at",
-        "_last_turn",
         "_lease",
         "_make_reader",
         "_mode",
@@ -105,7 +100,6 @@ class ChatStream(Generic[_Item]):
         self._first_at: float | None = None
         self._first_frames = 0
         self._last_at = 0.0
-        self._last_turn = 0.0
         self._completion: Completion | None = None
         self._http: HTTP | None = None
 
@@ -129,11 +123,10 @@ class ChatStream(Generic[_Item]):
         self._reply, self._lease, self._http = reply, lease, reply.http
         reader = self._reader = self._make_reader(reply.content_type)
         self._first_data, ready, self._first_at = [], list[Any](), None
-        self._last_turn = now()
         try:
             data = b"more"
             while data and not reader.frames and not reader.done:
-                data = await self._fetch(reply)
+                data = await reply.read()
                 self._first_data.append(data)
                 ready += self._feed(reader, data)
             self._took(reader)
@@ -264,7 +257,7 @@ class ChatStream(Generic[_Item]):
             if reader.done:
                 return self._finish(reader)
             try:
-                data = await self._fetch(reply)
+                data = await reply.read()
             except APIConnectionError as error:
                 if reader.is_finished and not isinstance(error, APITimeoutError):
                     return self._finish(reader)  # whole, though its connection broke after that
@@ -272,8 +265,9 @@ class ChatStream(Generic[_Item]):
             frames = reader.frames
             items = self._feed(reader, data)
             if reader.frames > frames:
-                self._last_at = now()
-                reply.alive()
+                self._last_at = reply.arrived_at
+                if reply.counts_events:
+                    reply.alive()
                 if self._first_at is None:
                     self._took(reader)
             if not data or (reader.done and not self._has_last_words(reader, items)):
@@ -282,17 +276,6 @@ class ChatStream(Generic[_Item]):
             data = b""  # a traceback shows it, and servers echo keys
             raise self._failed(error) from None
         return items
-
-    async def _fetch(self, reply: Reply) -> bytes:
-        """Read once. Data that is there already is taken without waiting, but not for longer than a turn."""
-        data = reply.read_now()
-        if not data:
-            data = await reply.wait()
-            self._last_turn = now()
-        elif now() - self._last_turn > _TURN_SECONDS:
-            await anyio.lowlevel.checkpoint()
-            self._last_turn = now()
-        return data
 
     @staticmethod
     def _has_last_words(reader: AnswerReader, items: list[Any]) -> bool:
@@ -306,7 +289,7 @@ class ChatStream(Generic[_Item]):
         if reader.frames and self._reply is not None:
             self._reply.alive()
         if reader.has_said:
-            self._first_at = self._last_at = self._last_turn = now()
+            self._first_at = self._last_at = now()
             self._first_frames = reader.frames
 
     # ----------------------------------------------------------------------------------------- end

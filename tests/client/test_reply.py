@@ -485,3 +485,28 @@ async def test_client_closed_while_a_plain_answer_is_read_ends_it(
     await client.close()
     with pytest.raises(PoolClosed):
         await reading
+
+
+async def test_cancelled_while_others_have_their_turn_loses_nothing(
+    client: AsyncChat, server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncchat.client.reply._TURN_SECONDS", -1.0)  # each read lets others run
+    words = [f"{number} " for number in range(40)]
+    server.say(words)
+    pieces: list[str] = []
+    async with client.chat.stream("count") as stream:
+        text = stream.text()
+
+        async def read() -> None:
+            pieces.append(await anext(text))
+
+        outcome: object = None
+        for turn in range(1000):
+            reading = start(read())
+            await asyncio.sleep(0)
+            if turn % 2:
+                reading.cancel()
+            (outcome,) = await asyncio.gather(reading, return_exceptions=True)
+            if isinstance(outcome, StopAsyncIteration):
+                break
+    assert pieces == words

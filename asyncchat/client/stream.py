@@ -130,8 +130,10 @@ class ChatStream(Generic[_Item]):
                 self._first_data.append(data)
                 ready += self._feed(reader, data)
             self._took(reader)
-            if not data or (reader.done and not self._has_last_words(reader, ready)):
-                ready += self._finish(reader)
+            if not data or reader.done:
+                ready += self._ended(reader)
+                if not (ready and reader.error is not None):
+                    ready += self._finish(reader)
         except AsyncChatError as error:
             error.partial = error.partial or reader.snapshot()
             data = b""  # a traceback shows it, and servers echo keys
@@ -225,7 +227,7 @@ class ChatStream(Generic[_Item]):
         reader = self._reader = self._make_reader(self._reader.content_type)
         ready = [item for data in self._first_data for item in self._feed(reader, data)]
         if ended:
-            ready += self._finish(reader)
+            ready += [*self._ended(reader), *self._finish(reader)]
         self._ready.items = iter(ready)
 
     async def _next(self) -> Any:  # noqa: ANN401  an Event or a Chunk, by mode
@@ -254,7 +256,7 @@ class ChatStream(Generic[_Item]):
         assert reader is not None
         assert reply is not None
         try:
-            if reader.done:
+            if reader.error is not None:
                 return self._finish(reader)
             try:
                 data = await reply.read()
@@ -270,8 +272,10 @@ class ChatStream(Generic[_Item]):
                     reply.alive()
                 if self._first_at is None:
                     self._took(reader)
-            if not data or (reader.done and not self._has_last_words(reader, items)):
-                items += self._finish(reader)
+            if not data or reader.done:
+                items += self._ended(reader)
+                if not self._has_last_words(reader, items):
+                    items += self._finish(reader)
         except AsyncChatError as error:
             data = b""  # a traceback shows it, and servers echo keys
             raise self._failed(error) from None
@@ -285,6 +289,9 @@ class ChatStream(Generic[_Item]):
     def _feed(self, reader: AnswerReader, data: bytes) -> list[Any]:
         return reader.feed_chunks(data) if self._mode == "chunks" else reader.feed(data)
 
+    def _ended(self, reader: AnswerReader) -> list[Any]:
+        return reader.end_chunks() if self._mode == "chunks" else reader.end()
+
     def _took(self, reader: AnswerReader) -> None:
         if reader.frames and self._reply is not None:
             self._reply.alive()
@@ -296,9 +303,8 @@ class ChatStream(Generic[_Item]):
 
     def _finish(self, reader: AnswerReader) -> list[Any]:
         """The body is over, or its end mark has come: return its last events, or raise what it ended with."""
-        timing = self._timing(reader)
-        last: list[Any]
-        last = reader.close_chunks(timing) if self._mode == "chunks" else reader.close(timing)
+        timing, chunks = self._timing(reader), self._mode == "chunks"
+        last: list[Any] = reader.close_chunks(timing) if chunks else reader.close(timing)
         assert reader.completion is not None
         assert self._reply is not None
         assert self._lease is not None

@@ -33,20 +33,17 @@ from asyncchat.errors import (
 from asyncchat.protocol.assembler import Assembler
 from asyncchat.protocol.events import Event
 from asyncchat.protocol.lean import decode_call, decode_plain, decode_thought
-from asyncchat.protocol.lenient import (
-    END_MARK,
-    NotJSON,
-    mend_surrogates,
-    mend_value,
-    read_values,
-)
+from asyncchat.protocol.lenient import END_MARK, NotJSON, mend_surrogates, read_values
+from asyncchat.protocol.model import Model, mend_strings
 from asyncchat.protocol.response import (
     Chunk,
     ChunkChoice,
     Completion,
     Delta,
+    FunctionDelta,
     ServerFault,
     Timing,
+    ToolCallFragment,
     chunk_from,
     chunk_with_extra,
     completion_with_extra,
@@ -68,15 +65,13 @@ _NOT_LEAN = (*_REFUSED, KeyError)
 # Running text: halves of surrogate pairs in it may find each other in a later frame.
 _RUNNING = frozenset(
     {
-        "arguments",
         "content",
-        "reasoning",
-        "reasoning_content",
         "refusal",
-        "summary",
-        "text",
-        "thinking",
-        "transcript",
+        "reasoning_content_",
+        "reasoning_",
+        "arguments",
+        "reasoning_details",
+        "audio",
     }
 )
 _LF = 0x0A
@@ -110,6 +105,7 @@ class AnswerReader:
         "_halves",
         "_held",
         "_held_size",
+        "_is_over",
         "_lean",
         "_max_answer_bytes",
         "_max_event_bytes",
@@ -146,12 +142,15 @@ class AnswerReader:
         self._framing: Literal["", "sse", "lines", "json"] = ""
         self._held: list[bytes] = []  # of a body whose framing is not known yet, or that is JSON
         self._held_size = 0
-        self._halves: dict[tuple[int, str], str] = {}  # of surrogate pairs, in the view of chunks
+        self._halves: dict[
+            tuple[int, str, int], str
+        ] = {}  # of surrogate pairs, in the view of chunks
         self._lean = not (split_think_tags or cumulative_content)
         self._try_lean = self._lean
         self._decode_lean: Callable[[bytes | memoryview], Any] = decode_plain
         self._take_lean: Callable[[Any, list[Event] | None], None] = self._assembler.plain
         self._between = False  # no event has begun, and lean ones are expected
+        self._is_over = False
         self._extras = False  # whether the last frame had unknown fields
         self._max_event_bytes = max_event_bytes
         self._max_answer_bytes = max_answer_bytes
@@ -394,10 +393,11 @@ class AnswerReader:
         self, source: dict[str, object], out: list[Event] | None, chunks: list[Chunk] | None
     ) -> None:
         try:
-            chunk = chunk_from(mend_value(source, but=_RUNNING))
+            chunk = chunk_from(source)
         except ValueError as error:
             self._fail(self._no_answer(str(error)))
             return
+        mend_strings(chunk, but=_RUNNING)
         whole = self._framing != "sse" and any(choice.message for choice in chunk.choices)
         self._chunk(chunk, out, chunks, odd_text=True)
         if whole and self.error is None:
@@ -421,23 +421,51 @@ class AnswerReader:
             self._fail(self._refused(ServerFault("the server ended the answer as failed")))
 
     def _mend(self, chunk: Chunk) -> None:
-        """Make a chunk's text encode: half of a surrogate pair is held back for the chunk that brings the other."""
-        chunk.extra_ = mend_value(chunk.extra_)
+        """Make a chunk's running text encode: half of a pair is held back for the chunk that brings the other."""
         for choice in chunk.choices:
-            choice.extra_ = mend_value(choice.extra_)
-            choice.delta.extra_ = mend_value(choice.delta.extra_)
+            said, index = choice.delta, choice.index or 0
             for name in ("content", "refusal", "reasoning_content_", "reasoning_"):
-                key = (choice.index or 0, name)
-                text: str | None = getattr(choice.delta, name)
-                if text:
-                    text, held = mend_surrogates(
-                        self._halves.pop(key, "") + text, more_may_come=True
-                    )
-                    setattr(choice.delta, name, text)
-                    if held:
-                        self._halves[key] = held
+                self._join_halves(said, name, (index, name, 0))
+            for position, call in enumerate(said.tool_calls or []):
+                if call.function is not None:
+                    key = (index, "tool_calls", position if call.index is None else call.index)
+                    self._join_halves(call.function, "arguments", key)
+            if said.function_call is not None:
+                self._join_halves(said.function_call, "arguments", (index, "function_call", 0))
+        mend_strings(chunk, but=frozenset())
+
+    def _join_halves(self, holder: Model, name: str, key: tuple[int, str, int]) -> None:
+        text: str | None = getattr(holder, name)
+        if text:
+            text, held = mend_surrogates(self._halves.pop(key, "") + text, more_may_come=True)
+            setattr(holder, name, text)
+            if held:
+                self._halves[key] = held
 
     # ----------------------------------------------------------------------------------- the end
+
+    def end(self) -> list[Event]:
+        """Say that the body is over, and return the events that only its end completes. Never raises: see `error`."""
+        out: list[Event] = []
+        self._end(out if self.events else None, None)
+        return out
+
+    def end_chunks(self) -> list[Chunk]:
+        """Say that the body is over, and return the chunks that only its end completes."""
+        chunks: list[Chunk] = []
+        self._end(None, chunks)
+        return chunks
+
+    def _end(self, out: list[Event] | None, chunks: list[Chunk] | None) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        if not self.done:
+            self._end_of_body(out, chunks)
+        if self.error is None:
+            self._judge()
+        if chunks is not None and self.error is None:
+            chunks.extend(_lone_half(*key) for key in self._halves)
 
     def close(self, timing: Timing | None = None) -> list[Event]:
         """Say that the body is over, and return the last events; `completion` is then there.
@@ -447,31 +475,20 @@ class AnswerReader:
             ProtocolError: there was no answer in it.
             APIError: the server told of a failure.
         """
-        out: list[Event] = []
-        self._close(out if self.events else None, None, timing)
+        out = self.end()
+        self._conclude(out if self.events else None, timing)
         return out
 
     def close_chunks(self, timing: Timing | None = None) -> list[Chunk]:
-        """Say that the body is over, and return the chunks that only its end completed. Raises as `close` does."""
-        chunks: list[Chunk] = []
-        self._close(None, chunks, timing)
+        """Say that the body is over, and return the chunks that only its end completes. Raises as `close` does."""
+        chunks = self.end_chunks()
+        self._conclude(None, timing)
         return chunks
 
-    def _close(
-        self, out: list[Event] | None, chunks: list[Chunk] | None, timing: Timing | None
-    ) -> None:
-        if not self.done:
-            self._end_of_body(out, chunks)
-        if self.error is None:
-            self._judge()
+    def _conclude(self, out: list[Event] | None, timing: Timing | None) -> None:
         if self.error is not None:
             raise self.error
         self.completion = self._assembler.finish(out, timing)
-        if chunks is not None:
-            for index, name in self._halves:  # a half that found no partner
-                choice = ChunkChoice(index=index)
-                setattr(choice.delta, name, "\ufffd")
-                chunks.append(Chunk(choices=[choice]))
 
     def finish(self, timing: Timing | None = None) -> Completion:
         """Say that the body is over, and return the answer. Raises as `close` does."""
@@ -546,6 +563,19 @@ class AnswerReader:
     @staticmethod
     def _cut(where: str) -> StreamCut:
         return StreamCut(f"the answer ended {where}", hint="`partial` holds what had come.")
+
+
+def _lone_half(choice: int, name: str, call: int) -> Chunk:
+    """The chunk that tells of half of a surrogate pair that found no partner."""
+    delta, lone = Delta(), "\ufffd"
+    if name == "tool_calls":
+        piece = ToolCallFragment(index=call, function=FunctionDelta(arguments=lone))
+        delta.tool_calls = [piece]
+    elif name == "function_call":
+        delta.function_call = FunctionDelta(arguments=lone)
+    else:
+        setattr(delta, name, lone)
+    return Chunk(choices=[ChunkChoice(index=choice, delta=delta)])
 
 
 def _whole(body: bytes) -> Completion | None:

@@ -145,7 +145,6 @@ class Assembler:
         "_filters",
         "_first",
         "_has_meta",
-        "_last",
         "_meta",
         "_n",
         "_odd_text",
@@ -163,7 +162,6 @@ class Assembler:
         self._first: ChoiceState | None = None
         self._meta: dict[str, Any] = {"id": "", "model": "", "created": None}
         self._has_meta = False
-        self._last: PlainChunk | ThoughtChunk | CallChunk | None = None
         self._odd_text = False  # text may hold halves of surrogate pairs
         self._filters = TextFilter.factory(split_think_tags, cumulative_content)
         self.usage: Usage | None = None
@@ -193,12 +191,17 @@ class Assembler:
                         self._tell_text(state, "content", text, out)
                     else:
                         out.append(ContentDelta(text, state.index))
-        self._last = chunk
+        # Later values replace: said here, since a call for it would cost as much as all the rest.
+        if chunk.system_fingerprint is not None:
+            self._meta["system_fingerprint"] = chunk.system_fingerprint
+        if chunk.service_tier is not None:
+            self._meta["service_tier"] = chunk.service_tier
+        if chunk.provider is not None:
+            self.extra["provider"] = chunk.provider
 
     def thought(self, chunk: ThoughtChunk, out: list[Event] | None) -> None:
         """Take in a chunk that holds nothing but reasoning."""
-        if not self._has_meta:
-            self._take_meta(chunk)
+        self._take_meta(chunk)
         for choice in chunk.choices:
             state, delta = self._state(choice.index), choice.delta
             text = delta.reasoning_content or delta.reasoning
@@ -208,7 +211,6 @@ class Assembler:
                 named = "reasoning_content" if delta.reasoning_content else "reasoning"
                 state.reasoning_name = state.reasoning_name or named
                 self._take_text(state, "reasoning", text, out)
-        self._last = chunk
 
     def piece(self, chunk: CallChunk, out: list[Event] | None) -> None:
         """Take in a chunk that holds nothing but a piece of the arguments of a call that has begun.
@@ -222,7 +224,7 @@ class Assembler:
             raise KeyError(choice.index)
         (piece,) = choice.delta.tool_calls
         calls.piece(piece.index, piece.function.arguments, out)
-        self._last = chunk
+        self._take_meta(chunk)
 
     def feed(self, chunk: Chunk, out: list[Event] | None, *, odd_text: bool = False) -> None:
         """Take in a chunk of any kind; append what it tells to `out`, unless that is None.
@@ -230,7 +232,6 @@ class Assembler:
         `odd_text` says that its strings may hold halves of surrogate pairs.
         """
         self._odd_text |= odd_text
-        self._take_last_meta()
         self._take_meta(chunk)
         filled: set[int] = set()  # choices that got words out of a whole message in this chunk
         for choice in chunk.choices:
@@ -253,12 +254,6 @@ class Assembler:
             state = self._states[key] = ChoiceState(key)
             self._first = self._first or state
         return state
-
-    def _take_last_meta(self) -> None:
-        """Of lean chunks only the first's metadata is looked at, and the last's, since later values replace."""
-        if self._last is not None:
-            self._take_meta(self._last)
-            self._last = None
 
     def _take_meta(self, chunk: Chunk | PlainChunk | ThoughtChunk | CallChunk) -> None:
         meta = self._meta
@@ -458,7 +453,6 @@ class Assembler:
 
     def snapshot(self, *, ended: bool = False) -> Completion:
         """Return the answer so far, built now; its text is a prefix of what the finished one will hold."""
-        self._take_last_meta()
         meta = {key: value for key, value in self._meta.items() if value}
         states = sorted(self._states.values(), key=lambda state: state.index)
         made = Completion(

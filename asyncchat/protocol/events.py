@@ -4,10 +4,11 @@ Not here: how events come about. Each has the `type` string of OpenAI's event of
 index of the answer it belongs to where `n` answers were asked for.
 """
 
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 
+from asyncchat.protocol.model import Model
 from asyncchat.protocol.response import Timing, TokenLogprob, Usage
 
 __all__ = [
@@ -27,7 +28,24 @@ __all__ = [
 ]
 
 
-class ContentDelta(msgspec.Struct, frozen=True, gc=False, tag="content.delta"):
+class _Event(msgspec.Struct, frozen=True, gc=False):
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, with `type` first: what an event is as JSON. Unknown fields stand in their place."""
+        made: dict[str, Any] = {"type": self.__struct_config__.tag}
+        for name in self.__struct_fields__:
+            value: object = getattr(self, name)
+            if isinstance(value, Model):
+                made[name] = value.to_dict()
+            elif isinstance(value, list):
+                made[name] = [item.to_dict() for item in value]
+            elif isinstance(value, msgspec.Struct):
+                made[name] = msgspec.to_builtins(value)
+            else:
+                made[name] = value
+        return made
+
+
+class ContentDelta(_Event, frozen=True, gc=False, tag="content.delta"):
     """Text of the answer."""
 
     type: ClassVar[str] = "content.delta"
@@ -35,7 +53,7 @@ class ContentDelta(msgspec.Struct, frozen=True, gc=False, tag="content.delta"):
     choice: int = 0
 
 
-class ContentDone(msgspec.Struct, frozen=True, gc=False, tag="content.done"):
+class ContentDone(_Event, frozen=True, gc=False, tag="content.done"):
     """The whole text, once the answer has ended."""
 
     type: ClassVar[str] = "content.done"
@@ -43,7 +61,7 @@ class ContentDone(msgspec.Struct, frozen=True, gc=False, tag="content.done"):
     choice: int = 0
 
 
-class RefusalDelta(msgspec.Struct, frozen=True, gc=False, tag="refusal.delta"):
+class RefusalDelta(_Event, frozen=True, gc=False, tag="refusal.delta"):
     """Text of a refusal."""
 
     type: ClassVar[str] = "refusal.delta"
@@ -51,7 +69,7 @@ class RefusalDelta(msgspec.Struct, frozen=True, gc=False, tag="refusal.delta"):
     choice: int = 0
 
 
-class RefusalDone(msgspec.Struct, frozen=True, gc=False, tag="refusal.done"):
+class RefusalDone(_Event, frozen=True, gc=False, tag="refusal.done"):
     """The whole refusal, once the answer has ended."""
 
     type: ClassVar[str] = "refusal.done"
@@ -59,7 +77,7 @@ class RefusalDone(msgspec.Struct, frozen=True, gc=False, tag="refusal.done"):
     choice: int = 0
 
 
-class ReasoningDelta(msgspec.Struct, frozen=True, gc=False, tag="reasoning.delta"):
+class ReasoningDelta(_Event, frozen=True, gc=False, tag="reasoning.delta"):
     """Text of the model's reasoning."""
 
     type: ClassVar[str] = "reasoning.delta"
@@ -67,7 +85,7 @@ class ReasoningDelta(msgspec.Struct, frozen=True, gc=False, tag="reasoning.delta
     choice: int = 0
 
 
-class ReasoningDone(msgspec.Struct, frozen=True, gc=False, tag="reasoning.done"):
+class ReasoningDone(_Event, frozen=True, gc=False, tag="reasoning.done"):
     """The whole reasoning, once the answer has ended: models may think again between words."""
 
     type: ClassVar[str] = "reasoning.done"
@@ -75,7 +93,7 @@ class ReasoningDone(msgspec.Struct, frozen=True, gc=False, tag="reasoning.done")
     choice: int = 0
 
 
-class ToolCallStarted(msgspec.Struct, frozen=True, gc=False, tag="tool_calls.function.started"):
+class ToolCallStarted(_Event, frozen=True, gc=False, tag="tool_calls.function.started"):
     """The model begins a call and its name is known. `id` is `""` where the server has sent none yet."""
 
     type: ClassVar[str] = "tool_calls.function.started"
@@ -85,9 +103,7 @@ class ToolCallStarted(msgspec.Struct, frozen=True, gc=False, tag="tool_calls.fun
     choice: int = 0
 
 
-class ToolCallDelta(
-    msgspec.Struct, frozen=True, gc=False, tag="tool_calls.function.arguments.delta"
-):
+class ToolCallDelta(_Event, frozen=True, gc=False, tag="tool_calls.function.arguments.delta"):
     """A piece of a call's arguments, as it came."""
 
     type: ClassVar[str] = "tool_calls.function.arguments.delta"
@@ -96,9 +112,7 @@ class ToolCallDelta(
     choice: int = 0
 
 
-class ToolCallDone(
-    msgspec.Struct, frozen=True, gc=False, tag="tool_calls.function.arguments.done"
-):
+class ToolCallDone(_Event, frozen=True, gc=False, tag="tool_calls.function.arguments.done"):
     """A call is complete: its arguments are whole JSON, and something said that no more of it comes."""
 
     type: ClassVar[str] = "tool_calls.function.arguments.done"
@@ -109,7 +123,7 @@ class ToolCallDone(
     choice: int = 0
 
 
-class LogprobsDelta(msgspec.Struct, frozen=True, gc=False, tag="logprobs.content.delta"):
+class LogprobsDelta(_Event, frozen=True, gc=False, tag="logprobs.content.delta"):
     """Log probabilities of the tokens that a chunk brought."""
 
     type: ClassVar[str] = "logprobs.content.delta"
@@ -118,14 +132,14 @@ class LogprobsDelta(msgspec.Struct, frozen=True, gc=False, tag="logprobs.content
     choice: int = 0
 
 
-class UsageReport(msgspec.Struct, frozen=True, gc=False, tag="usage"):
+class UsageReport(_Event, frozen=True, gc=False, tag="usage"):
     """What the server has counted so far; the last one stands."""
 
     type: ClassVar[str] = "usage"
     usage: Usage
 
 
-class Finish(msgspec.Struct, frozen=True, gc=False, tag="finish"):
+class Finish(_Event, frozen=True, gc=False, tag="finish"):
     """The answer has ended as it should. `reason` is the server's word, None where it sent none."""
 
     type: ClassVar[str] = "finish"

@@ -12,7 +12,9 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-__all__ = ["Model", "build"]
+from asyncchat.protocol.lenient import mend_value
+
+__all__ = ["Model", "build", "mend_strings"]
 
 _FieldReader = Callable[[object], object]
 _M = TypeVar("_M", bound="Model")
@@ -97,6 +99,19 @@ class Model(
         return self.model_dump_json(
             indent=indent, exclude_unset=exclude_unset, exclude_none=exclude_none
         )
+
+
+def mend_strings(model: Model, but: frozenset[str]) -> None:
+    """Make every string in a struct encode, but for the fields in `but`, at any depth of structs."""
+    for name in model.__struct_fields__:
+        value: object = getattr(model, name)
+        if isinstance(value, Model):
+            mend_strings(value, but)
+        elif isinstance(value, list) and value and isinstance(value[0], Model):
+            for item in value:
+                mend_strings(item, but)
+        elif name not in but and isinstance(value, (str, list, dict)):
+            setattr(model, name, mend_value(value))
 
 
 def _plain(value: object, lean: bool) -> object:

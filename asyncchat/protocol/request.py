@@ -235,22 +235,18 @@ def _settled(value: object) -> object:
         return value.to_dict()
     if isinstance(value, (list, tuple, Iterator)):
         return [_settled(item) for item in value]
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: _settled(item) for key, item in value.items()}
     return value
 
 
 def _sendable(value: object) -> object:
     """Turn what msgspec cannot encode by itself into what it can."""
-    if isinstance(value, Model):
-        return value.to_dict()
     dump = getattr(value, "model_dump", None)
     if callable(dump):
-        return dump(exclude_none=True)
-    if isinstance(value, Mapping):
-        return dict(value)
+        return _settled(dump(exclude_none=True))
     if isinstance(value, Iterable):
-        return list(value)
+        return _settled(list(value))
     raise TypeError(f"a {type(value).__name__} cannot be sent as JSON")
 
 

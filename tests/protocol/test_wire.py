@@ -61,9 +61,9 @@ def test_prefix_of_a_case_gives_a_prefix_of_the_text_and_is_never_longer(case: W
     body = plain_body(case)
     whole = read([body], **options(case))[1]
     text = (whole.text if whole is not None else "") or ""
-    for end in range(len(body)):
-        reader = AnswerReader(**options(case))
-        reader.feed(body[:end])
+    reader = AnswerReader(**options(case))
+    for position in range(len(body)):
+        reader.feed(body[position : position + 1])
         assert text.startswith(reader.snapshot().text)
 
 

@@ -1,0 +1,1 @@
+"""What asyncchat costs, beside its peers, in one run; see `README.md` here."""

@@ -1,0 +1,72 @@
+"""Each benchmark runs in its quick form and prints its ratios. What they say is for a quiet machine to judge."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import msgspec
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(module: str, *arguments: str) -> str:
+    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONUTF8": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "cases", "ratio"),
+    [
+        ("bench_parse", ["content"], "asyncchat, with events ÷ msgspec, skipping everything"),
+        ("bench_request", ["parallel"], "asyncchat ÷ aiohttp + msgspec"),
+        ("bench_stream", ["firehose"], "asyncchat, events ÷ bare aiohttp"),
+        ("bench_pool", ["line"], "asyncchat, a request with 10,000 in line ÷ with 100"),
+        ("bench_memory", ["open"], "asyncchat ÷ bare aiohttp: an open stream"),
+    ],
+    ids=["parse", "request", "stream", "pool", "memory"],
+)
+def test_quick_run_prints_ratios_beside_their_goals(
+    tmp_path: Path, module: str, cases: list[str], ratio: str
+) -> None:
+    printed = run(module, "--quick", "--only", *cases, "--results", str(tmp_path))
+    line = next(line for line in printed.splitlines() if ratio in line)
+    assert "goal" in line
+    assert "met" in line or "missed by" in line
+    document = msgspec.json.decode((tmp_path / f"{module}.quick.json").read_bytes())
+    assert document["machine"]["cores"] == os.cpu_count()
+    assert "aiohttp" in document["versions"]
+    assert document["cases"]
+    assert f"benchmarks.{module} --quick" in document["command"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "module", ["bench_parse", "bench_request", "bench_stream", "bench_pool", "bench_memory"]
+)
+def test_every_case_runs_in_quick_form(tmp_path: Path, module: str) -> None:
+    printed = run(module, "--quick", "--results", str(tmp_path))
+    assert "asyncchat" in printed.partition("Ratios")[2]
+
+
+def test_plot_of_results_is_well_formed_and_names_the_peers(tmp_path: Path) -> None:
+    rows = {"bare aiohttp": 9.5, "asyncchat, events": 12.5, "openai, create(stream=True)": 150.0}
+    case = {"rows": {row: {"min": value} for row, value in rows.items()}}
+    document = {"cases": {"bunched, asyncio": case}}
+    (tmp_path / "bench_stream.json").write_bytes(msgspec.json.encode(document))
+    run("plot", str(tmp_path / "plot.svg"), "--results", str(tmp_path))
+    drawn = ET.parse(tmp_path / "plot.svg").getroot()
+    texts = {element.text for element in drawn.iter() if element.tag.endswith("text")}
+    assert {"asyncchat", "openai", "150 \N{MICRO SIGN}s"} <= texts

@@ -16,7 +16,8 @@ class Timeout(msgspec.Struct, frozen=True, kw_only=True):
         first: from sending the request to the first event of the answer.
         idle: between two reads. `first` and `idle` run only while we wait for the network: a slow reader of the
             stream never makes a server late.
-        total: the whole request, with its retries and their waits. It also ends a server that only pings.
+        total: the whole request, with its retries and their waits. It also ends a server that only pings. What has
+            arrived when it strikes is still given out, so a slow reader sees the end later than that.
         keepalive_is_life: whether comments (`: ping`) show that a server is alive. Without it, only events do.
 
     Raises:

@@ -387,7 +387,7 @@ class AnswerReader:
             self.lenient_decodes += 1
             self._object(value, out, chunks)
         elif event in ("", "message"):  # under another name it is somebody's keepalive
-            self._fail(self._no_answer(f"a JSON {type(value).__name__}"))
+            self._fail(self._no_answer("a JSON value that is no object"))
 
     def _object(
         self, source: dict[str, object], out: list[Event] | None, chunks: list[Chunk] | None

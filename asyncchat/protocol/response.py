@@ -410,10 +410,10 @@ def chunk_from(source: Mapping[str, object]) -> Chunk:
     if isinstance(choices, dict):
         choices = [choices]
     if choices is not None and not isinstance(choices, list):
-        raise ValueError("choices is not a list")
+        raise ValueError("an object whose choices are no list")
     items = [item for item in choices or [] if item is not None]
     if not all(isinstance(item, dict) for item in items):
-        raise ValueError("choices holds something that is no object")
+        raise ValueError("an object with a choice that is no object")
     read = [_choice_from(item) for item in items]
     chunk = build(Chunk, {**source, "choices": None, "usage": None})
     chunk.choices = [choice for choice, _ in read]

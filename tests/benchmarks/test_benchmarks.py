@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 ROOT = Path(__file__).parents[2]
+SLOW = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def run(module: str, *arguments: str) -> str:
@@ -31,10 +33,10 @@ def run(module: str, *arguments: str) -> str:
     ("module", "cases", "ratio"),
     [
         ("bench_parse", ["content"], "asyncchat, with events ÷ msgspec, skipping everything"),
-        ("bench_request", ["parallel"], "asyncchat ÷ aiohttp + msgspec"),
-        ("bench_stream", ["firehose"], "asyncchat, events ÷ bare aiohttp"),
+        SLOW("bench_request", ["parallel"], "asyncchat ÷ aiohttp + msgspec"),
+        SLOW("bench_stream", ["firehose"], "asyncchat, events ÷ bare aiohttp"),
         ("bench_pool", ["line"], "asyncchat, a request with 10,000 in line ÷ with 100"),
-        ("bench_memory", ["open"], "asyncchat ÷ bare aiohttp: an open stream"),
+        SLOW("bench_memory", ["open"], "asyncchat ÷ bare aiohttp: an open stream"),
     ],
     ids=["parse", "request", "stream", "pool", "memory"],
 )

@@ -224,7 +224,7 @@ def test_one_choice_as_an_object_is_a_list_of_one() -> None:
 
 @pytest.mark.parametrize("choices", ["x", 7, True, [7], ["x"], [{}, []]])
 def test_choices_of_another_kind_are_a_value_error(choices: object) -> None:
-    with pytest.raises(ValueError, match="choices"):
+    with pytest.raises(ValueError, match="choice"):
         chunk_from({"choices": choices})
 
 

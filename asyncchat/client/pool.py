@@ -114,7 +114,7 @@ class SessionPool:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._line[turn] = None
         try:
-            with anyio.fail_after(wait):
+            async with asyncio.timeout(wait):
                 await turn
         except BaseException:
             if turn.done() and not turn.cancelled() and turn.exception() is None:

@@ -45,7 +45,7 @@ _log = logging.getLogger("asyncchat")
 KeySource = str | Callable[[], str | Awaitable[str]]
 
 _SOON_SECONDS = 1.0  # a connection that dies this soon after its last answer was closed on purpose
-_MOST_RESENDS = 5
+_MOST_RESENDS = 2
 _LARGE_BODY = 2**20  # aiohttp warns of larger bodies given as bytes
 _HEADER_BYTES = 2**16
 
@@ -291,9 +291,10 @@ class Session:
             return False
         if use.reused is None:  # a session of the user's: once, on the assumption
             return resends == 0
-        if use.reused and use.previous is not None and use.previous.ended_at is not None:
-            # Not a connection that sat idle too long: this server closes after each stream.
-            self._closes_streams |= now() - use.previous.ended_at < _SOON_SECONDS
+        ended_at = use.previous.ended_at if use.previous is not None else None
+        if isinstance(failure, aiohttp.ServerDisconnectedError) and ended_at is not None:
+            # Not a connection that sat idle too long, nor one that broke: this server closes after each stream.
+            self._closes_streams |= now() - ended_at < _SOON_SECONDS
         return use.reused
 
     # ------------------------------------------------------------------------------------ errors

@@ -96,6 +96,8 @@ class _Connector(aiohttp.TCPConnector):
             about = connection.protocol.__dict__
             use.previous = about.get("asyncchat_use")
             use.reused = use.previous is not None
+            if use.previous is not None:
+                use.previous.previous = None  # else each request would keep all before it alive
             about["asyncchat_use"] = use
         return connection
 

@@ -4,7 +4,7 @@ Not here: how events come about. Each has the `type` string of OpenAI's event of
 index of the answer it belongs to where `n` answers were asked for.
 """
 
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
@@ -48,7 +48,7 @@ class _Event(msgspec.Struct, frozen=True, gc=False):
 class ContentDelta(_Event, frozen=True, gc=False, tag="content.delta"):
     """Text of the answer."""
 
-    type: ClassVar[str] = "content.delta"
+    type: ClassVar[Literal["content.delta"]] = "content.delta"
     delta: str
     choice: int = 0
 
@@ -56,7 +56,7 @@ class ContentDelta(_Event, frozen=True, gc=False, tag="content.delta"):
 class ContentDone(_Event, frozen=True, gc=False, tag="content.done"):
     """The whole text, once the answer has ended."""
 
-    type: ClassVar[str] = "content.done"
+    type: ClassVar[Literal["content.done"]] = "content.done"
     content: str
     choice: int = 0
 
@@ -64,7 +64,7 @@ class ContentDone(_Event, frozen=True, gc=False, tag="content.done"):
 class RefusalDelta(_Event, frozen=True, gc=False, tag="refusal.delta"):
     """Text of a refusal."""
 
-    type: ClassVar[str] = "refusal.delta"
+    type: ClassVar[Literal["refusal.delta"]] = "refusal.delta"
     delta: str
     choice: int = 0
 
@@ -72,7 +72,7 @@ class RefusalDelta(_Event, frozen=True, gc=False, tag="refusal.delta"):
 class RefusalDone(_Event, frozen=True, gc=False, tag="refusal.done"):
     """The whole refusal, once the answer has ended."""
 
-    type: ClassVar[str] = "refusal.done"
+    type: ClassVar[Literal["refusal.done"]] = "refusal.done"
     refusal: str
     choice: int = 0
 
@@ -80,7 +80,7 @@ class RefusalDone(_Event, frozen=True, gc=False, tag="refusal.done"):
 class ReasoningDelta(_Event, frozen=True, gc=False, tag="reasoning.delta"):
     """Text of the model's reasoning."""
 
-    type: ClassVar[str] = "reasoning.delta"
+    type: ClassVar[Literal["reasoning.delta"]] = "reasoning.delta"
     delta: str
     choice: int = 0
 
@@ -88,7 +88,7 @@ class ReasoningDelta(_Event, frozen=True, gc=False, tag="reasoning.delta"):
 class ReasoningDone(_Event, frozen=True, gc=False, tag="reasoning.done"):
     """The whole reasoning, once the answer has ended: models may think again between words."""
 
-    type: ClassVar[str] = "reasoning.done"
+    type: ClassVar[Literal["reasoning.done"]] = "reasoning.done"
     reasoning: str
     choice: int = 0
 
@@ -96,7 +96,7 @@ class ReasoningDone(_Event, frozen=True, gc=False, tag="reasoning.done"):
 class ToolCallStarted(_Event, frozen=True, gc=False, tag="tool_calls.function.started"):
     """The model begins a call and its name is known. `id` is `""` where the server has sent none yet."""
 
-    type: ClassVar[str] = "tool_calls.function.started"
+    type: ClassVar[Literal["tool_calls.function.started"]] = "tool_calls.function.started"
     index: int
     name: str
     id: str = ""
@@ -106,7 +106,9 @@ class ToolCallStarted(_Event, frozen=True, gc=False, tag="tool_calls.function.st
 class ToolCallDelta(_Event, frozen=True, gc=False, tag="tool_calls.function.arguments.delta"):
     """A piece of a call's arguments, as it came."""
 
-    type: ClassVar[str] = "tool_calls.function.arguments.delta"
+    type: ClassVar[Literal["tool_calls.function.arguments.delta"]] = (
+        "tool_calls.function.arguments.delta"
+    )
     index: int
     arguments_delta: str
     choice: int = 0
@@ -115,7 +117,9 @@ class ToolCallDelta(_Event, frozen=True, gc=False, tag="tool_calls.function.argu
 class ToolCallDone(_Event, frozen=True, gc=False, tag="tool_calls.function.arguments.done"):
     """A call is complete: its arguments are whole JSON, and something said that no more of it comes."""
 
-    type: ClassVar[str] = "tool_calls.function.arguments.done"
+    type: ClassVar[Literal["tool_calls.function.arguments.done"]] = (
+        "tool_calls.function.arguments.done"
+    )
     index: int
     name: str
     arguments: str
@@ -126,7 +130,7 @@ class ToolCallDone(_Event, frozen=True, gc=False, tag="tool_calls.function.argum
 class LogprobsDelta(_Event, frozen=True, gc=False, tag="logprobs.content.delta"):
     """Log probabilities of the tokens that a chunk brought."""
 
-    type: ClassVar[str] = "logprobs.content.delta"
+    type: ClassVar[Literal["logprobs.content.delta"]] = "logprobs.content.delta"
     content: list[TokenLogprob]
     refusal: list[TokenLogprob] = []
     choice: int = 0
@@ -135,14 +139,14 @@ class LogprobsDelta(_Event, frozen=True, gc=False, tag="logprobs.content.delta")
 class UsageReport(_Event, frozen=True, gc=False, tag="usage"):
     """What the server has counted so far; the last one stands."""
 
-    type: ClassVar[str] = "usage"
+    type: ClassVar[Literal["usage"]] = "usage"
     usage: Usage
 
 
 class Finish(_Event, frozen=True, gc=False, tag="finish"):
     """The answer has ended as it should. `reason` is the server's word, None where it sent none."""
 
-    type: ClassVar[str] = "finish"
+    type: ClassVar[Literal["finish"]] = "finish"
     reason: str | None
     usage: Usage | None = None
     timing: Timing | None = None

@@ -266,7 +266,7 @@ class Chat:
         request = core.request(messages, system, fields)
 
         async def take(reply: Reply, place: Place) -> Completion:
-            reply.alive()
+            reply.alive(watched=False)
             body = await reply.read_all(core.settings.limits.max_event_bytes)
             reader = core.reader(reply.content_type, request.n)
             answer = reader.read_whole(body)

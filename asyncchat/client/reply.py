@@ -212,13 +212,16 @@ class Reply:
             return b""
         return left
 
-    def alive(self) -> None:
-        """Say that an event came: from now on `idle` is the bound, and it starts anew."""
+    def alive(self, *, watched: bool = True) -> None:
+        """Say that an event came: from now on `idle` is the bound, and it starts anew.
+
+        Unless `watched`, no timer is set before a read has to wait: for a body that is read in one go.
+        """
         self._patience = self._bounds.idle
         if not self._has_begun:
             self._has_begun = True
             self._cancel_timer()  # it was set for another bound
-            if self._deadline is not None:
+            if watched and self._deadline is not None:
                 self._set_timer()  # now: a reader that is always behind never waits, and `total` holds for it too
 
     def signed(self, error: AsyncChatError) -> AsyncChatError:

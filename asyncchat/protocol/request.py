@@ -309,7 +309,8 @@ def _message_from(message: object, position: int) -> object:
                 f"messages[{position}] has role {role!r}, which is none of {', '.join(sorted(ROLES))}. "
                 "To send it all the same, pass the whole list as extra_body={'messages': [...]}."
             )
-        return _settled(message)
+        plain = all(type(value) is str for value in message.values())
+        return message if plain else _settled(message)
     if isinstance(message, Assistant):
         return msgspec.structs.replace(message, tool_calls=_settled(message.tool_calls))
     if isinstance(message, _Said):

@@ -131,9 +131,7 @@ class ChatStream(Generic[_Item]):
                 ready += self._feed(reader, data)
             self._took(reader)
             if not data or reader.done:
-                ready += self._ended(reader)
-                if not (ready and reader.error is not None):
-                    ready += self._finish(reader)
+                self._conclude(reader, ready)
         except AsyncChatError as error:
             error.partial = error.partial or reader.snapshot()
             data = b""  # a traceback shows it, and servers echo keys
@@ -273,18 +271,17 @@ class ChatStream(Generic[_Item]):
                 if self._first_at is None:
                     self._took(reader)
             if not data or reader.done:
-                items += self._ended(reader)
-                if not self._has_last_words(reader, items):
-                    items += self._finish(reader)
+                self._conclude(reader, items)
         except AsyncChatError as error:
             data = b""  # a traceback shows it, and servers echo keys
             raise self._failed(error) from None
         return items
 
-    @staticmethod
-    def _has_last_words(reader: AnswerReader, items: list[Any]) -> bool:
-        """Whether something came before a failure: it goes out first, and the failure meets the next read."""
-        return bool(items) and reader.error is not None
+    def _conclude(self, reader: AnswerReader, items: list[Any]) -> None:
+        """Add what the end of the body brings. What came before a failure goes out first: it meets the next read."""
+        items += self._ended(reader)
+        if not items or reader.error is None:
+            items += self._finish(reader)
 
     def _feed(self, reader: AnswerReader, data: bytes) -> list[Any]:
         return reader.feed_chunks(data) if self._mode == "chunks" else reader.feed(data)

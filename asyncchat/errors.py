@@ -17,6 +17,7 @@ work carries errors across processes. Names in common with `openai` mean the sam
     ├── LengthFinishReasonError         the model ran out of tokens where something had to be parsed
     ├── ContentFilterFinishReasonError  a content filter ended the answer
     ├── PoolClosed                      the client was closed
+    ├── LineFull                        more requests wait than `Limits` allows
     └── JournalError                    the record of a batch cannot be used
 """
 
@@ -44,6 +45,7 @@ __all__ = [
     "JournalError",
     "LengthFinishReasonError",
     "LimitExceeded",
+    "LineFull",
     "NotFoundError",
     "OutputMismatch",
     "PermissionDeniedError",
@@ -138,13 +140,17 @@ class APIError(AsyncChatError):
 
 
 class APIConnectionError(APIError):
-    """No answer came: refused, unresolved, reset, or ended before its first event."""
+    """No answer came: refused, unresolved, reset, or ended before its first event.
+
+    `was_sent` is False where no connection was made: then the server cannot have seen the request.
+    """
 
     retryable = True
+    was_sent: bool = True
 
 
 class APITimeoutError(APIConnectionError):
-    """A bound of `Timeout` ran out. `phase` is `connect`, `first`, `idle` or `total`."""
+    """A bound of `Timeout` ran out. `phase` is `line`, `connect`, `first`, `idle` or `total`."""
 
     phase: str = "total"
 
@@ -251,6 +257,12 @@ class ContentFilterFinishReasonError(AsyncChatError):
 
 class PoolClosed(AsyncChatError):
     """The client was closed while the request waited or ran."""
+
+
+class LineFull(AsyncChatError):
+    """As many requests wait in line as `Limits(waiting=...)` allows; this one was not sent."""
+
+    retryable = True
 
 
 class JournalError(AsyncChatError):

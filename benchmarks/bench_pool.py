@@ -31,7 +31,7 @@ TOKENS = 64
 
 
 def _ours() -> Callable[[], Awaitable[None]]:
-    from asyncchat import Limits, RetryPolicy, Timeout
+    from asyncchat import Endpoint, Limits, RetryPolicy, Timeout
     from asyncchat.client.pool import Call, Place, SessionPool
     from asyncchat.client.reply import Reply
     from asyncchat.client.session import Session
@@ -41,13 +41,13 @@ def _ours() -> Callable[[], Awaitable[None]]:
         async def post(self, request: ChatRequest, **_: Any) -> Reply:
             return cast("Reply", None)
 
-    pool = SessionPool(Instant("http://127.0.0.1/v1"), Limits(in_flight=1))
+    pool = SessionPool([Instant(Endpoint("http://127.0.0.1/v1"))], Limits(in_flight=1))
     request = ChatRequest(peers.QUESTION, {"model": "m"})
     call = Call(timeout=Timeout(), retry=RetryPolicy())
 
     async def hold(_: Reply, place: Place) -> None:
         await asyncio.sleep(0)
-        place.release(None)
+        place.release()
 
     return lambda: pool.run(request, call, hold, stream=False)
 

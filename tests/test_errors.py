@@ -22,6 +22,7 @@ from asyncchat.errors import (
     JournalError,
     LengthFinishReasonError,
     LimitExceeded,
+    LineFull,
     NotFoundError,
     OutputMismatch,
     PermissionDeniedError,
@@ -65,6 +66,7 @@ TREE: dict[type[AsyncChatError], tuple[type[Exception], bool]] = {
     LengthFinishReasonError: (AsyncChatError, False),
     ContentFilterFinishReasonError: (AsyncChatError, False),
     PoolClosed: (AsyncChatError, False),
+    LineFull: (AsyncChatError, True),
     JournalError: (AsyncChatError, False),
 }
 

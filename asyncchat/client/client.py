@@ -6,18 +6,21 @@ against `AsyncOpenAI` runs with another import.
 
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import msgspec
 
+from asyncchat.client.observe import Observer, Observers, log_as_the_environment_says
 from asyncchat.client.pool import Call, Place, SessionPool, Statistics
 from asyncchat.client.reply import Reply
-from asyncchat.client.session import KeySource, Session
-from asyncchat.client.stream import ChatStream
+from asyncchat.client.session import Session
+from asyncchat.client.stream import ChatStream, Opened
+from asyncchat.policy.credentials import checked_base_url
+from asyncchat.policy.endpoint import Endpoint, KeySource
 from asyncchat.policy.limits import Limits
-from asyncchat.policy.retry import RetryPolicy
+from asyncchat.policy.retry import Resume, RetryPolicy
 from asyncchat.policy.timeout import Timeout
 from asyncchat.protocol.answer import AnswerReader
 from asyncchat.protocol.events import Event
@@ -48,25 +51,29 @@ class _Settings(msgspec.Struct, frozen=True):
 class _Core:
     """What `AsyncChat` and its `chat` share: the pool, and what turns a call into a request."""
 
-    __slots__ = ("pool", "settings")
+    __slots__ = ("has_models", "pool", "settings")
 
     def __init__(self, pool: SessionPool, settings: _Settings) -> None:
         self.pool = pool
         self.settings = settings
+        self.has_models = any(server.endpoint.model for server in pool.servers)
 
     def request(
         self, messages: Messages, system: str | None, fields: dict[str, Any]
     ) -> ChatRequest:
         """Make the request that a call's keywords ask for."""
-        session = self.pool.session
-        if not session.has_key and session.base_url == _OPENAI:
+        if any(
+            session.base_url == _OPENAI and not session.has_key for session in self.pool.sessions
+        ):
             raise ValueError(
                 "no key: pass api_key=... or set OPENAI_API_KEY; or set base_url to a server that wants none."
             )
         extra = fields.pop("extra_body", None)
         if fields.get("model") is None:
             fields["model"] = self.settings.model
-        return ChatRequest(messages, fields, system=system, extra_body=extra)
+        return ChatRequest(
+            messages, fields, system=system, extra_body=extra, needs_model=not self.has_models
+        )
 
     def call(self, fields: dict[str, Any]) -> Call:
         """Take out of a call's keywords what says how it is sent."""
@@ -92,7 +99,7 @@ class _Core:
 
 
 class AsyncChat:
-    """A client of one Chat Completions server.
+    """A client of one Chat Completions server, or of several that stand in for each other.
 
     ```python
     async with AsyncChat(base_url="http://127.0.0.1:8000/v1", model="m") as client:
@@ -108,15 +115,17 @@ class AsyncChat:
         api_key: sent as `Authorization: Bearer`. A str, or a function (async or not) asked before each request; else
             `OPENAI_API_KEY`; `""` sends none.
         model: for calls that name none; else `ASYNCCHAT_MODEL`.
+        endpoints: instead of `base_url` and `api_key`: servers to choose from, each with its keys, limits and model.
         timeout: bounds; a number is the bound of a whole request in seconds.
-        retry: what is tried again before its first event.
+        retry: what is tried again before its first event, and when to ask elsewhere too.
         max_retries: short for `retry=RetryPolicy(max_retries=...)`.
-        limits: requests at once, and how much a server may make us hold.
+        limits: requests at once and a minute, over all endpoints, and how much a server may make us hold.
         default_headers: sent with each request.
         default_query: put into each URL.
         ssl_context: for certificates the system does not know.
         trust_env: whether `HTTP_PROXY` and its kin are honoured; never for this machine.
         session: an aiohttp session of your own. It is used as it is, and not closed.
+        observers: functions that are called with what happens to requests (`asyncchat.Fact`), at once and in the loop.
         split_think_tags: read `<think>...</think>` in content as reasoning.
         cumulative_content: for servers whose deltas repeat the text so far.
 
@@ -133,6 +142,7 @@ class AsyncChat:
         api_key: KeySource | None = None,
         model: str | None = None,
         *,
+        endpoints: Sequence[Endpoint] | None = None,
         timeout: Timeout | float | None = None,
         retry: RetryPolicy | None = None,
         max_retries: int | None = None,
@@ -142,14 +152,26 @@ class AsyncChat:
         ssl_context: ssl.SSLContext | None = None,
         trust_env: bool = True,
         session: "ClientSession | None" = None,
+        observers: Iterable[Observer] = (),
         split_think_tags: bool = False,
         cumulative_content: bool = False,
     ) -> None:
-        url = base_url or _env("ASYNCCHAT_BASE_URL") or _env("OPENAI_BASE_URL") or _OPENAI
-        key = _env("OPENAI_API_KEY") if api_key is None else api_key
         limits = limits or Limits()
+        model = model or _env("ASYNCCHAT_MODEL")
+        if endpoints is None:
+            url = base_url or _env("ASYNCCHAT_BASE_URL") or _env("OPENAI_BASE_URL") or _OPENAI
+            key = _env("OPENAI_API_KEY") if api_key is None else api_key
+            url = checked_base_url(url)  # here, to speak of it as `base_url`
+            chosen = [Endpoint(url, key, headers=default_headers, query=default_query)]
+        else:
+            if base_url is not None or api_key is not None:
+                raise ValueError(
+                    "endpoints= stands for base_url and api_key: pass one or the other."
+                )
+            chosen = _completed(endpoints, model, default_headers, default_query)
+            model = None  # each has its own
         settings = _Settings(
-            model=model or _env("ASYNCCHAT_MODEL"),
+            model=model,
             timeout=Timeout.of(timeout, Timeout()),
             retry=_retry(retry, max_retries, RetryPolicy()),
             headers=None,
@@ -158,19 +180,14 @@ class AsyncChat:
             split_think_tags=split_think_tags,
             cumulative_content=cumulative_content,
         )
-        pool = SessionPool(
+        sessions = [
             Session(
-                url,
-                api_key=key,
-                headers=default_headers,
-                query=default_query,
-                ssl_context=ssl_context,
-                trust_env=trust_env,
-                http=session,
-                limits=limits,
-            ),
-            limits,
-        )
+                endpoint, ssl_context=ssl_context, trust_env=trust_env, http=session, limits=limits
+            )
+            for endpoint in chosen
+        ]
+        pool = SessionPool(sessions, limits, Observers(observers))
+        log_as_the_environment_says()
         self._core = _Core(pool, settings)
         self.chat = Chat(self._core)
 
@@ -179,8 +196,8 @@ class AsyncChat:
 
     @property
     def base_url(self) -> str:
-        """The server, up to and with `/v1`."""
-        return self._core.pool.session.base_url
+        """The server, up to and with `/v1`; the first of several."""
+        return self._core.pool.sessions[0].base_url
 
     def with_options(
         self,
@@ -263,19 +280,26 @@ class Chat:
         """
         core = self._core
         call = core.call(fields)
+        if fields.pop("resume", None) is not None:
+            raise ValueError("resume= is for streams: await chat.stream(..., resume=...).final().")
         request = core.request(messages, system, fields)
 
-        async def take(reply: Reply, place: Place) -> Completion:
+        async def take(reply: Reply, place: Place) -> tuple[AnswerReader, Completion, Place]:
             reply.alive(watched=False)
             body = await reply.read_all(core.settings.limits.max_event_bytes)
             reader = core.reader(reply.content_type, request.n)
             answer = reader.read_whole(body)
             answer.http = reply.http
-            answer.timing = place.timing()
-            place.release(reader)
-            return answer
+            place.began(reply)
+            return reader, answer, place
 
-        return await core.pool.run(request, call, take, stream=False)
+        def drop(whole: tuple[AnswerReader, Completion, Place]) -> None:
+            whole[2].left(whole[0])
+
+        reader, answer, place = await core.pool.run(request, call, take, stream=False, drop=drop)
+        answer.timing = place.timing()
+        place.finished(reader, answer)
+        return answer
 
     def stream(
         self, messages: Messages, *, system: str | None = None, **fields: Any
@@ -299,15 +323,23 @@ class Chat:
         """Return a stream that iterates events or chunks, not yet started. What `stream` and `create` share."""
         core = self._core
         call = core.call(fields)
+        resumes = Resume.of(fields.pop("resume", None))
         request = core.request(messages, system, fields)
 
-        async def start(stream: ChatStream[Any]) -> None:
-            await core.pool.run(request, call, stream.begin, stream=True)
+        async def start(stream: ChatStream[Any]) -> Opened:
+            return await core.pool.run(request, call, stream.begin, stream=True, drop=Opened.drop)
+
+        async def resume(stream: ChatStream[Any], before: Place, said: str) -> Opened:
+            assert resumes is not None
+            again = request
+            if resumes.mode == "continue":
+                again = request.continued(said, fields=resumes.fields, prefix=resumes.prefix)
+            return await core.pool.run(again, call, stream.begin, stream=True, after=before)
 
         def make_reader(content_type: str) -> AnswerReader:
             return core.reader(content_type, request.n)
 
-        return ChatStream(start, make_reader, mode=mode)
+        return ChatStream(start, make_reader, mode=mode, resume=resume, resumes=resumes)
 
 
 class Completions:
@@ -353,6 +385,32 @@ class Completions:
 
 def _env(name: str) -> str | None:
     return os.environ.get(name) or None
+
+
+def _completed(
+    endpoints: Sequence[Endpoint],
+    model: str | None,
+    headers: Mapping[str, str] | None,
+    query: Mapping[str, str] | None,
+) -> list[Endpoint]:
+    """Return the endpoints with what the client has for those that have none of their own."""
+    made = list(endpoints)
+    if not made:
+        raise ValueError("endpoints is empty: pass at least one Endpoint.")
+    for endpoint in made:
+        if not isinstance(endpoint, Endpoint):
+            raise TypeError(
+                f"endpoints holds a {type(endpoint).__name__}; each has to be an Endpoint."
+            )
+    return [
+        msgspec.structs.replace(
+            endpoint,
+            model=endpoint.model or model,
+            headers=_both(headers, endpoint.headers),
+            query=_both(query, endpoint.query),
+        )
+        for endpoint in made
+    ]
 
 
 def _retry(

@@ -1,32 +1,75 @@
-"""Requests in flight: the line, the attempts, the retries.
+"""Requests in flight: attempts, retries, failover, hedging.
 
-Not here: bytes, events; a task or a cancel scope that outlives one call. Decisions about the line are made without
-awaiting and cost the same however long it is.
+Not here: the line (`line`), bytes, events; a task or a cancel scope that outlives one call. What a failure means and where
+a request goes next is decided in `policy`; this carries it out.
 """
 
 import asyncio
 import random
 import secrets
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import count
+from typing import Generic, Literal, TypeVar
 
 import anyio
 import msgspec
 
-from asyncchat.client.reply import Reply, late, now
+from asyncchat.client.line import Bound, Line
+from asyncchat.client.observe import Observers
+from asyncchat.client.reply import Reply, now
 from asyncchat.client.session import Session
-from asyncchat.errors import APIStatusError, AsyncChatError, PoolClosed
+from asyncchat.errors import APIStatusError, AsyncChatError, PoolClosed, RateLimit
+from asyncchat.policy.balance import elsewhere, note
+from asyncchat.policy.breaker import State
+from asyncchat.policy.estimate import TokenEstimate
+from asyncchat.policy.lane import Ask, Hold, Lane, Server
 from asyncchat.policy.limits import Limits
-from asyncchat.policy.retry import RetryBudget, RetryPolicy
+from asyncchat.policy.retry import RetryPolicy, rate_limits
 from asyncchat.policy.timeout import Timeout
 from asyncchat.protocol.answer import AnswerReader
+from asyncchat.protocol.facts import (
+    AnswerStarted,
+    AttemptDropped,
+    AttemptFailed,
+    AttemptStarted,
+    RequestFailed,
+    RequestFinished,
+    RequestLeft,
+    RequestStarted,
+)
 from asyncchat.protocol.request import ChatRequest
-from asyncchat.protocol.response import Timing
+from asyncchat.protocol.response import Completion, Timing
 
-__all__ = ["Call", "Place", "SessionPool", "Statistics"]
+__all__ = ["Call", "EndpointStatistics", "Place", "SessionPool", "Statistics"]
 
 _T = TypeVar("_T")
+
+_NUMBERS = count(1)
+_MOST_MODELS = 64
+_LATENCIES = 200  # the newest, of which the 95th percentile is taken
+_FEWEST_LATENCIES = 20
+
+
+class EndpointStatistics(msgspec.Struct, frozen=True):
+    """What one endpoint is doing and has done, over all its keys.
+
+    `waiting` counts the requests in line that it could serve; `most` is how many requests at once it may have now (None is
+    no bound); `paused` is the seconds until it is asked again, where it said to wait; `rates` is what it last said of its
+    limits (`requests`, `tokens`), from the key with the least left.
+    """
+
+    url: str
+    model: str | None = None
+    state: State = "closed"
+    in_flight: int = 0
+    waiting: int = 0
+    sent: int = 0
+    failed: int = 0
+    limited: int = 0
+    most: int | None = None
+    paused: float = 0.0
+    rates: dict[str, RateLimit] = {}
 
 
 class Statistics(msgspec.Struct, frozen=True):
@@ -40,6 +83,7 @@ class Statistics(msgspec.Struct, frozen=True):
     finished: int = 0
     attempts: int = 0
     lenient_decodes: int = 0
+    endpoints: tuple[EndpointStatistics, ...] = ()
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -51,102 +95,230 @@ class Call(msgspec.Struct, frozen=True):
     query: Mapping[str, str] | None = None
 
 
+class _Ticket:
+    """One request on its way through its attempts."""
+
+    __slots__ = (
+        "ask",
+        "attempts",
+        "call",
+        "deadline",
+        "free",
+        "is_told",
+        "key",
+        "number",
+        "partial",
+        "request",
+        "resumed",
+        "started",
+        "stream",
+        "wait",
+    )
+
+    def __init__(
+        self, request: ChatRequest, call: Call, ask: Ask, *, stream: bool, is_told: bool
+    ) -> None:
+        self.number = next(_NUMBERS)
+        self.request = request
+        self.call = call
+        self.ask = ask
+        self.stream = stream
+        self.is_told = is_told  # whether anybody wants to hear more of it than its failures
+        self.started = now()
+        total = call.timeout.total
+        self.deadline = None if total is None else self.started + total
+        self.key = secrets.token_hex(
+            16
+        )  # one for all attempts: a server that knows it answers once
+        self.attempts = 0
+        self.free = 0  # attempts that do not count, since no server has begun to work on them
+        self.resumed = 0
+        self.partial: Completion | None = None  # of the answer that broke off
+        self.wait: float | None = None  # what was made of the last failure
+
+    def take_up(self, before: "_Ticket") -> None:
+        """Go on where an answer broke off: the same request to its caller, another one to the server."""
+        self.number, self.started, self.deadline = before.number, before.started, before.deadline
+        self.attempts = self.free = before.attempts
+        self.resumed, self.partial = before.resumed + 1, before.partial
+        self.ask.tried = before.ask.tried
+
+    def bound_in_line(self) -> Bound:
+        """Return the bound that ends its waiting in line first."""
+        timeout = self.call.timeout
+        left = None if self.deadline is None else self.deadline - now()
+        if timeout.line is not None and (left is None or timeout.line < left):
+            return "line", timeout.line, timeout.line
+        return "total", timeout.total, left
+
+
 class Place:
     """A place among the requests in flight: held from the line's end until the answer's."""
 
-    __slots__ = ("_pool", "attempts", "endpoint", "is_held", "started")
+    __slots__ = (
+        "_has_begun",
+        "_is_over",
+        "_pool",
+        "attempt",
+        "hold",
+        "is_held",
+        "sent_at",
+        "ticket",
+    )
 
-    def __init__(self, pool: "SessionPool", endpoint: str, started: float) -> None:
+    def __init__(self, pool: "SessionPool", hold: Hold, ticket: _Ticket) -> None:
         self._pool = pool
-        self.started = started
-        self.attempts = 0
-        self.endpoint = endpoint
+        self.hold = hold
+        self.ticket = ticket
+        ticket.attempts += 1
+        self.attempt = ticket.attempts
+        self.sent_at = now()
         self.is_held = True
+        self._has_begun = self._is_over = False
+
+    @property
+    def endpoint(self) -> str:
+        """The server."""
+        return self.hold.lane.endpoint.url
 
     def timing(self, first: float | None = None, itl: float | None = None) -> Timing:
         """Return how long the answer took up to now; `first` is when it began to say something."""
-        ttft = None if first is None else first - self.started
-        return Timing(ttft, itl, now() - self.started, self.attempts, self.endpoint)
+        ticket = self.ticket
+        ttft = None if first is None else first - ticket.started
+        total = now() - ticket.started
+        return Timing(ttft, itl, total, ticket.attempts, self.endpoint, ticket.resumed)
 
-    def release(self, reader: AnswerReader | None, *, finished: bool = True) -> None:
-        """Give the place to the next in line. Idempotent; awaits nothing."""
+    def began(self, reply: Reply) -> None:
+        """The answer has begun well: its first event is there, or all of a plain one."""
+        if not self._has_begun:
+            self._has_begun = True
+            reply.on_failed = self.release
+            self._pool.began(self, reply)
+
+    def finished(self, reader: AnswerReader, answer: Completion) -> None:
+        """The answer is whole: give the place to the next in line."""
+        if not self._is_over:
+            self._is_over = True
+            self._pool.finished(self, reader, answer)
+            self.release()
+
+    def failed(
+        self, error: AsyncChatError, reader: AnswerReader, *, goes_on: bool = False
+    ) -> None:
+        """The answer broke off after it had begun. `goes_on` says that it will be taken up again. Idempotent."""
+        if not self._is_over:
+            self._is_over = True
+            self._pool.broke_off(self, error, reader, goes_on=goes_on)
+            self.release()
+
+    def left(self, reader: AnswerReader | None = None) -> None:
+        """Its caller wants no more of it. Idempotent; awaits nothing."""
+        if not self._is_over:
+            self._is_over = True
+            self._pool.left(self, reader)
+            self.release()
+
+    def release(self) -> None:
+        """Give the place back, and tell nobody. Idempotent."""
         if self.is_held:
             self.is_held = False
-            self._pool.leave(reader, finished=finished)
+            self._pool.line.leave(self.hold)
 
 
 class SessionPool:
-    """One server, many requests."""
+    """Some servers, many requests."""
 
-    def __init__(self, session: Session, limits: Limits) -> None:
-        self.session = session
-        self._most = limits.in_flight
-        self._in_flight = 0
-        self._line: OrderedDict[asyncio.Future[None], None] = OrderedDict()
+    def __init__(
+        self,
+        sessions: Sequence[Session],
+        limits: Limits,
+        observers: Observers | None = None,
+    ) -> None:
+        self.sessions = tuple(sessions)
+        self.servers = tuple(
+            Server(session.endpoint, adaptive=limits.adaptive, most=limits.in_flight)
+            for session in sessions
+        )
+        self.line = Line(self.servers, limits)
+        self._session_of = dict(zip(self.servers, self.sessions, strict=True))
+        self._limits = limits
+        self._observers = observers or Observers()
         self._pauses: set[asyncio.Timeout] = set()
         self._finished = 0
         self._attempts = 0
         self._lenient = 0
-        self._budget = RetryBudget()
+        self._estimates: dict[str | None, TokenEstimate] = {}
+        self._latencies: tuple[deque[float], deque[float]] = (
+            deque(maxlen=_LATENCIES),
+            deque(maxlen=_LATENCIES),
+        )
         self.sleep: Callable[[float], Awaitable[None]] = anyio.sleep
         self.rand: Callable[[], float] = random.random
 
     def __repr__(self) -> str:
-        most = "∞" if self._most is None else self._most
-        waiting = f", {len(self._line)} waiting" if self._line else ""
+        most = "∞" if self._limits.in_flight is None else self._limits.in_flight
+        waiting = f", {self.line.waiting} waiting" if self.line.waiting else ""
+        at = self.line.clock()
+        servers = [
+            repr(server.endpoint.url)
+            + ("" if (state := _state(server, at)) == "closed" else f" ({state})")
+            for server in self.servers
+        ]
         return (
-            f"SessionPool({self.session.base_url!r}, {self._in_flight}/{most} in flight{waiting})"
+            f"SessionPool({', '.join(servers)}, {self.line.in_flight}/{most} in flight{waiting})"
         )
 
     def statistics(self) -> Statistics:
         """Return the counters as they stand."""
         return Statistics(
-            self._in_flight, len(self._line), self._finished, self._attempts, self._lenient
+            self.line.in_flight,
+            self.line.waiting,
+            self._finished,
+            self._attempts,
+            self._lenient,
+            tuple(self._about(server) for server in self.servers),
         )
 
-    # ------------------------------------------------------------------------------------ the line
+    def _about(self, server: Server) -> EndpointStatistics:
+        at, lanes = self.line.clock(), server.lanes
+        most = [lane.most for lane in lanes]
+        rates: dict[str, RateLimit] = {}
+        for lane in lanes:
+            for kind, report in lane.reports.items():
+                known = rates.get(kind)
+                if known is None or (report.remaining or 0) < (known.remaining or 0):
+                    rates[kind] = report
+        return EndpointStatistics(
+            server.endpoint.url,
+            server.endpoint.model,
+            _state(server, at),
+            sum(lane.in_flight for lane in lanes),
+            self.line.waiting_for(server),
+            server.sent,
+            server.failed,
+            server.limited,
+            None if None in most else sum(one for one in most if one is not None),
+            min(lane.paused(at) for lane in lanes),
+            rates,
+        )
 
-    async def _enter(self, wait: float | None) -> None:
-        """Wait in line for a place. First come, first served; a cancelled waiter leaves no trace."""
-        if self._most is None or (self._in_flight < self._most and not self._line):
-            self._in_flight += 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._line[turn] = None
-        try:
-            async with asyncio.timeout(wait):
-                await turn
-        except BaseException:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.leave(None)  # the place was given in the moment that we gave up
-            else:
-                self._line.pop(turn, None)
-            raise
-
-    def leave(self, reader: AnswerReader | None, *, finished: bool = False) -> None:
-        """Give a place back; it passes on to who is first in line."""
-        if reader is not None:
-            self._finished += finished
-            self._lenient += reader.lenient_decodes
-        while self._line:
-            turn, _ = self._line.popitem(last=False)
-            if not turn.done():
-                turn.set_result(None)  # the place passes on
-                return
-        self._in_flight -= 1
+    @property
+    def is_closed(self) -> bool:
+        """Whether it can send no more."""
+        return any(session.is_closed for session in self.sessions)
 
     async def close(self) -> None:
         """End everything: who waits or reads gets `PoolClosed`. Idempotent."""
-        line, self._line = self._line, OrderedDict()
-        for turn in line:
-            if not turn.done():
-                turn.set_exception(PoolClosed("the client was closed while the request waited"))
+        for session in self.sessions:
+            session.is_closed = True
+        self.line.close()
         for pause in list(self._pauses):
             if not pause.expired():
                 pause.reschedule(0)
-        await self.session.close()
+        for session in self.sessions:
+            await session.close()
 
-    # ------------------------------------------------------------------------------------ attempts
+    # ------------------------------------------------------------------------------------ requests
 
     async def run(
         self,
@@ -155,76 +327,160 @@ class SessionPool:
         take: Callable[[Reply, Place], Awaitable[_T]],
         *,
         stream: bool,
+        drop: Callable[[_T], None] | None = None,
+        after: Place | None = None,
     ) -> _T:
         """Send a request until an attempt gives something, and return what `take` makes of its reply.
 
-        `take` reads up to the first event; what fails before that is tried again, as `call.retry` says. The place is
-        released if this raises; otherwise it is for `take` to release it, now or when the answer ends.
+        `take` reads up to the first event and says so (`Place.began`); what fails before that is tried again, as
+        `call.retry` says, or elsewhere. The place is released if this raises; otherwise whoever has it says how the
+        answer ended.
+
+        Args:
+            request: what to send.
+            call: how.
+            take: what to do with a reply.
+            stream: whether to ask for events.
+            drop: what to do with a second answer to the same request, where two were asked for.
+            after: the place of an answer that broke off, which this one takes up again: it shares that one's bounds.
         """
-        if self.session.is_closed:
-            raise PoolClosed("the client is closed", hint="Make a new AsyncChat.")
-        timeout, started = call.timeout, now()
-        deadline = None if timeout.total is None else started + timeout.total
-        try:
-            await self._enter(timeout.total)
-        except TimeoutError:
-            raise _waited_in_vain(timeout.total, self) from None
-        place = Place(self, self.session.base_url, started)
-        key = secrets.token_hex(
-            16
-        )  # one for all attempts: a server that knows the header answers once
-        self._budget.earn()
-        free = 0
+        ticket = _Ticket(
+            request,
+            call,
+            Ask(request.model, lambda: self._estimate(request)),
+            stream=stream,
+            is_told=self._observers.listen,
+        )
+        if after is not None:
+            ticket.take_up(after.ticket)
+        elif ticket.is_told:
+            self._observers.tell(RequestStarted(ticket.number, request.model, stream))
         try:
             while True:
-                place.attempts += 1
-                self._attempts += 1
-                asked = stream and self.session.asks_usage and not request.sets_stream_options
+                self._check_open(ticket)
+                hold = await self.line.enter(
+                    ticket.number,
+                    ticket.ask,
+                    is_back=ticket.attempts > 0,
+                    bound=ticket.bound_in_line,
+                )
+                place, delay = Place(self, hold, ticket), self._hedge_delay(ticket)
                 try:
-                    return await self._attempt(
-                        request, call, take, place, deadline, key, stream=stream
-                    )
-                except AsyncChatError as error:
-                    if asked and self._refused_usage(error):
-                        self.session.asks_usage = False
-                        free += 1
-                        continue
-                    left = None if deadline is None else deadline - now()
-                    wait = call.retry.delay(error, place.attempts - free, self.rand(), left)
-                    if wait is None or not self._budget.spend(error):
+                    if delay is None:
+                        return await self._attempt(place, take)
+                    return await self._hedged(place, take, drop, delay)
+                except AsyncChatError:
+                    if ticket.wait is None:
                         raise
-                await self._pause(wait)
-        except BaseException:
-            place.release(None)
+                self._check_open(ticket)
+                if ticket.wait:
+                    await self._pause(ticket.wait)
+        except AsyncChatError as error:
+            if ticket.partial is not None:
+                error.partial = ticket.partial
+            self._observers.tell(RequestFailed(ticket.number, error, now() - ticket.started))
             raise
+        except BaseException:
+            if ticket.is_told:
+                self._observers.tell(RequestLeft(ticket.number, now() - ticket.started))
+            raise
+
+    def _check_open(self, ticket: _Ticket) -> None:
+        if self.is_closed:
+            hint = "" if ticket.attempts else "Make a new AsyncChat."
+            raise PoolClosed("the client is closed", hint=hint)
 
     async def _attempt(
         self,
-        request: ChatRequest,
-        call: Call,
-        take: Callable[[Reply, Place], Awaitable[_T]],
         place: Place,
-        deadline: float | None,
-        idempotency_key: str,
+        take: Callable[[Reply, Place], Awaitable[_T]],
         *,
-        stream: bool,
+        is_hedge: bool = False,
     ) -> _T:
-        reply = await self.session.post(
-            request,
-            stream=stream,
-            timeout=call.timeout,
-            deadline=deadline,
-            idempotency_key=idempotency_key,
-            headers=call.headers,
-            query=call.query,
+        self._attempts += 1
+        ticket, hold = place.ticket, place.hold
+        lane = hold.lane
+        session = self._session_of[lane.server]
+        if place.attempt == 1:
+            lane.server.budget.earn()
+        if ticket.is_told:
+            waited = place.sent_at - ticket.started
+            self._observers.tell(
+                AttemptStarted(ticket.number, place.attempt, place.endpoint, waited, is_hedge)
+            )
+        asks_usage = (
+            ticket.stream and session.asks_usage and not ticket.request.sets_stream_options
         )
         try:
-            return await take(reply, place)
-        except BaseException as error:
-            reply.close()
-            if isinstance(error, AsyncChatError):
-                reply.signed(error)
+            reply = await session.post(
+                ticket.request,
+                stream=ticket.stream,
+                timeout=ticket.call.timeout,
+                deadline=ticket.deadline,
+                key=lane.key,
+                idempotency_key=ticket.key,
+                headers=ticket.call.headers,
+                query=ticket.call.query,
+            )
+            try:
+                return await take(reply, place)
+            except BaseException as error:
+                reply.close()
+                if isinstance(error, AsyncChatError):
+                    reply.signed(error)
+                raise
+        except AsyncChatError as error:
+            if asks_usage and _refused_usage(error):
+                session.asks_usage = False
+                ticket.free += 1
+                ticket.wait = 0.0
+                lane.is_there(hold)
+                place.release()
+            else:
+                self._judge(place, error)
             raise
+        except BaseException:
+            place.release()
+            raise
+
+    def _judge(self, place: Place, error: AsyncChatError) -> None:
+        """Decide what follows a failure: `ticket.wait` seconds until the next attempt, or None for the end."""
+        ticket, hold = place.ticket, place.hold
+        ticket.wait = None
+        if isinstance(error, PoolClosed) or self.is_closed:
+            place.release()
+            ticket.wait = None if isinstance(error, PoolClosed) else 0.0
+            return
+        rand, retry = self.rand(), ticket.call.retry
+        left = None if ticket.deadline is None else ticket.deadline - now()
+        attempts = ticket.attempts - ticket.free
+        wait = retry.delay(error, attempts, rand, left)
+        at, budget = self.line.clock(), hold.lane.server.budget
+        longest = retry.max_retry_after
+        found = note(hold, ticket.ask, error, at, rand=rand, wait=wait, longest=longest)
+        place.release()
+        others: list[Lane] = []
+        if found != "request" and (left is None or left > 0):
+            others = elsewhere(self.line.lanes(ticket.ask.model), at, ticket.ask)
+        if others and found in (
+            "limited",
+            "key",
+            "model",
+            "gone",
+        ):  # nobody has begun to work on it
+            ticket.free += 1
+            wait = 0.0
+        elif others:
+            # A server that has not failed lately is no part of an outage that retries could multiply.
+            is_well = any(lane.server.breaker.is_well for lane in others)
+            allowed = retry.allows(error, attempts) and (is_well or budget.spend(error))
+            wait = 0.0 if allowed else None
+        elif wait is not None and not budget.spend(error):
+            wait = None
+        ticket.wait = wait
+        self._observers.tell(
+            AttemptFailed(ticket.number, place.attempt, place.endpoint, error, found, wait)
+        )
 
     async def _pause(self, seconds: float) -> None:
         """Wait before the next attempt; closing the client ends it."""
@@ -239,14 +495,231 @@ class SessionPool:
         finally:
             self._pauses.discard(pause)
 
-    @staticmethod
-    def _refused_usage(error: AsyncChatError) -> bool:
-        """Whether the server refused to be asked for usage: it is asked without, now and from now on."""
-        refused = isinstance(error, APIStatusError) and error.status_code in (400, 404, 422)
-        text = f"{error} {getattr(error, 'param', '')}"
-        return refused and ("stream_options" in text or "include_usage" in text)
+    # ------------------------------------------------------------------------------------- hedging
+
+    def _hedge_delay(self, ticket: _Ticket) -> float | None:
+        """Return after how many seconds to ask elsewhere too, or None for not at all."""
+        hedge = ticket.call.retry.hedge
+        if hedge is None or ticket.resumed or len(self.servers) < 2:
+            return None
+        if hedge != "p95":
+            return hedge
+        latencies = self._latencies[ticket.stream]
+        if len(latencies) < _FEWEST_LATENCIES:
+            return None
+        return sorted(latencies)[int(len(latencies) * 0.95)]
+
+    async def _hedged(
+        self,
+        first: Place,
+        take: Callable[[Reply, Place], Awaitable[_T]],
+        drop: Callable[[_T], None] | None,
+        delay: float,
+    ) -> _T:
+        """Make an attempt, and another one elsewhere if the first takes long. The first event wins."""
+        race: _Race[_T] = _Race(drop)
+        ticket, server = first.ticket, first.hold.lane.server
+
+        async def run(place: Place, *, is_hedge: bool) -> None:
+            try:
+                race.won(place, await self._attempt(place, take, is_hedge=is_hedge))
+            except AsyncChatError as error:
+                race.lost(error)
+            except Exception as error:  # noqa: BLE001  raised below, where no group wraps it
+                race.broke(error)
+            except BaseException:
+                if race.winner is not None and ticket.is_told:
+                    self._observers.tell(
+                        AttemptDropped(ticket.number, place.attempt, place.endpoint)
+                    )
+                raise
+            finally:
+                race.running -= 1
+                if race.is_over:
+                    group.cancel_scope.cancel()
+
+        def enter(place: Place, *, is_hedge: bool) -> None:
+            race.places.append(place)
+            race.running += 1
+            group.start_soon(lambda: run(place, is_hedge=is_hedge))
+
+        try:
+            async with anyio.create_task_group() as group:
+                enter(first, is_hedge=False)
+                await anyio.sleep(delay)
+                ask = Ask(ticket.ask.model, lambda: ticket.ask.size)
+                ask.tried.update(ticket.ask.tried, server.lanes)
+                hold = self.line.take_now(ask) if server.budget.has_one else None
+                if hold is not None:
+                    server.budget.spend_one()
+                    enter(Place(self, hold, ticket), is_hedge=True)
+        except BaseException:
+            race.discard()
+            raise
+        finally:
+            race.release()
+        return race.result()
+
+    # ---------------------------------------------------------------------------- what places tell
+
+    def began(self, place: Place, reply: Reply) -> None:
+        """An answer has begun well. For `Place`."""
+        headers = reply.headers
+        says = (
+            "x-ratelimit-remaining-requests" in headers
+            or "x-ratelimit-remaining-tokens" in headers
+        )
+        place.hold.lane.began(
+            place.hold, self.line.clock(), rate_limits(headers) if says else None
+        )
+        seconds = now() - place.sent_at
+        self._latencies[place.ticket.stream].append(seconds)
+        if self.line.waiting:
+            self.line.look()  # there may be more room than before
+        ticket = place.ticket
+        if ticket.is_told:
+            self._observers.tell(
+                AnswerStarted(ticket.number, place.attempt, place.endpoint, seconds)
+            )
+
+    def finished(self, place: Place, reader: AnswerReader, answer: Completion) -> None:
+        """An answer is whole. For `Place`."""
+        self._finished += 1
+        place.hold.lane.finished()
+        self._lenient += reader.lenient_decodes
+        ticket, usage = place.ticket, answer.usage
+        if ticket.ask.is_measured and usage is not None and usage.total_tokens:
+            place.hold.lane.cost(place.hold, usage.total_tokens)
+            self._estimate_for(ticket.request.model).learn(
+                ticket.request.characters,
+                usage.prompt_tokens or 0,
+                usage.completion_tokens or 0,
+                ticket.request.n,
+            )
+        if ticket.is_told:
+            reasons = tuple(choice.finish_reason for choice in answer.choices)
+            timing = answer.timing or place.timing()
+            self._observers.tell(
+                RequestFinished(
+                    ticket.number, place.endpoint, timing, answer.model, answer.id, usage, reasons
+                )
+            )
+
+    def broke_off(
+        self,
+        place: Place,
+        error: AsyncChatError,
+        reader: AnswerReader,
+        *,
+        goes_on: bool,
+    ) -> None:
+        """An answer broke off after its first event. For `Place`."""
+        self._lenient += reader.lenient_decodes
+        ticket, found = place.ticket, "request"
+        if not isinstance(error, PoolClosed):
+            longest = ticket.call.retry.max_retry_after
+            at, rand = self.line.clock(), self.rand()
+            found = note(
+                place.hold,
+                ticket.ask,
+                error,
+                at,
+                rand=rand,
+                wait=None,
+                longest=longest,
+                is_cut=True,
+            )
+        if goes_on:
+            ticket.partial = error.partial
+            self._observers.tell(
+                AttemptFailed(ticket.number, place.attempt, place.endpoint, error, found, 0.0)
+            )
+        else:
+            self._observers.tell(RequestFailed(ticket.number, error, now() - ticket.started))
+
+    def left(self, place: Place, reader: AnswerReader | None) -> None:
+        """A caller wants no more. For `Place`."""
+        self._lenient += reader.lenient_decodes if reader is not None else 0
+        ticket = place.ticket
+        if ticket.is_told:
+            self._observers.tell(RequestLeft(ticket.number, now() - ticket.started))
+
+    # -------------------------------------------------------------------------------------- tokens
+
+    def _estimate_for(self, model: str | None) -> TokenEstimate:
+        known = self._estimates.get(model)
+        if known is None:
+            if len(self._estimates) >= _MOST_MODELS:
+                self._estimates.clear()
+            known = self._estimates[model] = TokenEstimate()
+        return known
+
+    def _estimate(self, request: ChatRequest) -> tuple[int, float]:
+        estimate = self._estimate_for(request.model)
+        return estimate.of(request.characters, request.most_tokens, request.n)
 
 
-def _waited_in_vain(seconds: float | None, pool: SessionPool) -> AsyncChatError:
-    hint = "It waited in line all the time: Limits(in_flight=...) sets how many run at once."
-    return late("total", seconds, pool.session.base_url, hint)
+class _Race(Generic[_T]):
+    """Two attempts at one request: the first good one counts, and an error only if there is no good one."""
+
+    def __init__(self, drop: Callable[[_T], None] | None) -> None:
+        self._drop = drop
+        self._values: list[_T] = []
+        self._error: BaseException | None = None
+        self._is_broken = False
+        self.places: list[Place] = []
+        self.winner: Place | None = None
+        self.running = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to wait for."""
+        return self.winner is not None or self._is_broken or not self.running
+
+    def won(self, place: Place, value: _T) -> None:
+        if self.winner is None:
+            self.winner = place
+            self._values.append(value)
+        elif self._drop is not None:
+            self._drop(value)
+
+    def lost(self, error: AsyncChatError) -> None:
+        self._error = error
+
+    def broke(self, error: Exception) -> None:
+        """Something that no other attempt would mend."""
+        self._error, self._is_broken = error, True
+
+    def discard(self) -> None:
+        """Nobody wants the answer any more."""
+        if self._drop is not None:
+            for value in self._values:
+                self._drop(value)
+
+    def release(self) -> None:
+        """Give back the places of attempts that may not even have begun."""
+        for place in self.places:
+            if place is not self.winner:
+                place.release()
+
+    def result(self) -> _T:
+        if self._values:
+            return self._values[0]
+        error, self._error = self._error, None
+        assert error is not None
+        try:
+            raise error
+        finally:
+            del error  # else its own traceback keeps it alive
+
+
+def _state(server: Server, at: float) -> State:
+    states: set[Literal["closed", "open", "half-open"]] = {lane.state(at) for lane in server.lanes}
+    return "closed" if "closed" in states else "half-open" if "half-open" in states else "open"
+
+
+def _refused_usage(error: AsyncChatError) -> bool:
+    """Whether the server refused to be asked for usage: it is asked without, now and from now on."""
+    refused = isinstance(error, APIStatusError) and error.status_code in (400, 404, 422)
+    text = f"{error} {getattr(error, 'param', '')}"
+    return refused and ("stream_options" in text or "include_usage" in text)

@@ -36,16 +36,17 @@ now = time.monotonic
 def late(phase: str, bound: float | None, endpoint: str, hint: str = "") -> APITimeoutError:
     """Return the error for a bound that ran out before the first event."""
     what = {
+        "line": "no turn",
         "connect": "no connection",
         "first": "no answer",
         "idle": "nothing more of the answer came",
         "total": "the answer was not complete",
     }[phase]
     error = APITimeoutError(
-        f"{what} within {bound:g} s from {endpoint}",
+        f"{what} within {bound:g} s {'at' if phase == 'line' else 'from'} {endpoint}",
         hint=hint or f"Timeout({phase}=...) sets this bound.",
         endpoint=endpoint,
-        retryable=phase != "total",
+        retryable=phase not in ("line", "total"),
     )
     error.phase = phase
     return error
@@ -85,6 +86,7 @@ class Reply:
         "content_type",
         "counts_events",
         "headers",
+        "on_failed",
         "status",
     )
 
@@ -117,6 +119,8 @@ class Reply:
         self._lingering: aiohttp.ClientResponse | None = None
         self._failure: Exception | None = None
         self._kept = b""  # what was read when others had their turn
+        self.on_failed: Callable[[], None] | None = None
+        """Called when the answer is ended from outside, by its client or its loop, whether or not anybody reads it."""
         self.status = response.status
         self.headers = {name.lower(): value for name, value in response.headers.items()}
         self.content_type = self.headers.get("content-type", "")
@@ -157,6 +161,7 @@ class Reply:
                 data = await content.readany()
         except Exception as error:  # noqa: BLE001  whatever the transport stored
             self._failure = self._failure or error
+            error.__traceback__ = None  # what the transport keeps would keep its frames alive
             data = self._left_over()
         finally:
             if self._waiting_since is not None:
@@ -166,7 +171,10 @@ class Reply:
         if self._failure is not None:
             failure = self._mapped(self._failure)
             self.close()
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # else its traceback's frames, of which this is one, keep it alive
         self._end()
         return b""
 
@@ -285,6 +293,8 @@ class Reply:
         self._failure = self._failure or error
         self._content.set_exception(error)
         self.close()
+        if self.on_failed is not None:
+            self.on_failed()
 
     def _mapped(self, failure: Exception) -> Exception:
         where = self._endpoint
@@ -340,11 +350,20 @@ class Reply:
         if response is not None:
             self._end()
             if not self._content.is_eof():
-                response.close()
+                _cut_off(response)
 
     def close(self) -> None:
         """Close the connection now, unless the body is over. Idempotent; awaits nothing."""
         response = self._response
         if response is not None:
             self._end()
-            response.close()
+            _cut_off(response)
+
+
+def _cut_off(response: aiohttp.ClientResponse) -> None:
+    """Close a response's connection at once: a TLS one would wait for its peer's goodbye otherwise."""
+    connection = response.connection
+    transport = connection.transport if connection is not None else None
+    response.close()
+    if transport is not None:
+        transport.abort()

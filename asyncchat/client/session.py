@@ -21,7 +21,6 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from asyncchat._version import __version__
-from asyncchat.client.credentials import Secret, checked_base_url, checked_headers, is_loopback
 from asyncchat.client.reply import Reply, late, now
 from asyncchat.client.transport import Use, make_connector
 from asyncchat.errors import (
@@ -31,6 +30,8 @@ from asyncchat.errors import (
     printable,
     status_error,
 )
+from asyncchat.policy.credentials import Secret, checked_headers, is_loopback
+from asyncchat.policy.endpoint import Endpoint, Key
 from asyncchat.policy.limits import Limits
 from asyncchat.policy.retry import rate_limits, requested_wait
 from asyncchat.policy.timeout import Timeout
@@ -38,11 +39,9 @@ from asyncchat.protocol.lenient import read_values
 from asyncchat.protocol.request import ChatRequest
 from asyncchat.protocol.response import fault_in
 
-__all__ = ["KeySource", "Session"]
+__all__ = ["Session"]
 
 _log = logging.getLogger("asyncchat")
-
-KeySource = str | Callable[[], str | Awaitable[str]]
 
 _SOON_SECONDS = 1.0  # a connection that dies this soon after its last answer was closed on purpose
 _MOST_RESENDS = 2
@@ -53,11 +52,12 @@ _HEADER_BYTES = 2**16
 class _Open:
     """What a session has open in one event loop."""
 
-    __slots__ = ("guard", "http", "replies", "sending")
+    __slots__ = ("guard", "has_ended", "http", "replies", "sending")
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self.http = http
         self.guard: AsyncGenerator[None, None] | None = None
+        self.has_ended = False  # its loop is being closed
         self.replies: set[Reply] = set()
         self.sending: set[asyncio.Timeout] = set()
 
@@ -78,6 +78,7 @@ async def _closed_with_its_loop(opened: _Open) -> AsyncGenerator[None, None]:
     try:
         yield
     finally:
+        opened.has_ended = True
         opened.end()
         await opened.http.close()
 
@@ -91,30 +92,23 @@ class Session:
 
     def __init__(
         self,
-        base_url: str,
+        endpoint: Endpoint,
         *,
-        api_key: KeySource | None = None,
-        headers: Mapping[str, str] | None = None,
-        query: Mapping[str, str] | None = None,
         ssl_context: ssl.SSLContext | None = None,
         trust_env: bool = True,
         http: aiohttp.ClientSession | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self.base_url = checked_base_url(base_url)
+        self.endpoint = endpoint
+        self.base_url = endpoint.url
         self.url = URL(f"{self.base_url}/chat/completions", encoded=False).update_query(
-            query or {}
+            endpoint.query or {}
         )
         self.limits = limits or Limits()
         self.asks_usage = True
         """Whether streams ask for their usage; off once the server has refused it."""
-        if api_key is not None and not isinstance(api_key, str) and not callable(api_key):
-            raise TypeError(
-                f"api_key is a {type(api_key).__name__}; it has to be a str or a function."
-            )
-        self._key_source = api_key if callable(api_key) else None
-        self._key = Secret(api_key) if isinstance(api_key, str) and api_key.strip() else None
-        self._extra_headers = checked_headers(headers or {})
+        self._given_keys: dict[Key, Secret] = {}  # what each function gave last
+        self._extra_headers = endpoint.headers or {}
         self._ssl = ssl_context
         self._trust_env = trust_env
         self._given = http
@@ -128,8 +122,9 @@ class Session:
     @property
     def has_key(self) -> bool:
         """Whether requests will carry a credential."""
-        given = self._key is not None or self._key_source is not None
-        return given or any(name.lower() == "authorization" for name in self._extra_headers)
+        return bool(self.endpoint.keys) or any(
+            name.lower() == "authorization" for name in self._extra_headers
+        )
 
     # -------------------------------------------------------------------------------------- send
 
@@ -140,6 +135,7 @@ class Session:
         stream: bool,
         timeout: Timeout,  # noqa: ASYNC109  bounds, not a cancel scope in disguise
         deadline: float | None,
+        key: Key | None = None,
         idempotency_key: str = "",
         headers: Mapping[str, str] | None = None,
         query: Mapping[str, str] | None = None,
@@ -151,6 +147,7 @@ class Session:
             stream: whether to ask for events.
             timeout: bounds of this attempt.
             deadline: when the whole request is over, on `reply.now`'s clock.
+            key: one of the endpoint's.
             idempotency_key: the same for all attempts at one request.
             headers: beside those of the session.
             query: beside that of the session.
@@ -163,7 +160,11 @@ class Session:
         Cancellation: safe anywhere; the connection is closed.
         """
         opened = await self._opened()
-        secret = await self._secret_within(timeout, deadline)
+        secret = (
+            key
+            if key is None or isinstance(key, Secret)
+            else await self._asked_for(key, timeout, deadline)
+        )
         url = self.url.update_query(query) if query else self.url
         extra = checked_headers(headers) if headers else None
         for resends in range(_MOST_RESENDS + 1):
@@ -189,7 +190,10 @@ class Session:
             if not self._may_resend(failure, use, resends):
                 failure = self._mapped(failure, timeout, deadline)
                 # Raised outside the `except`, so that it drags no foreign traceback along: its frames hold the key.
-                raise failure
+                try:
+                    raise failure
+                finally:
+                    del failure  # else its own traceback keeps it alive
         else:
             raise APIConnectionError(
                 f"{self.base_url} closed {_MOST_RESENDS} kept connections one after the other",
@@ -216,7 +220,7 @@ class Session:
         return reply
 
     def _body(self, request: ChatRequest, *, stream: bool) -> bytes | io.BytesIO:
-        body = request.encode(stream=stream, ask_usage=self.asks_usage)
+        body = request.encode(stream=stream, ask_usage=self.asks_usage, model=self.endpoint.model)
         return body if len(body) < _LARGE_BODY else io.BytesIO(body)
 
     def _without_keys(self, text: str, secret: Secret | None) -> str:
@@ -244,7 +248,9 @@ class Session:
             }
         )
         if secret is not None:
-            headers["Authorization"] = f"Bearer {secret.reveal()}"
+            name = self.endpoint.key_header
+            bearer = "Bearer " if name.lower() == "authorization" else ""
+            headers[name] = bearer + secret.reveal()
         if idempotency_key:
             headers["Idempotency-Key"] = idempotency_key
         if stream and self._closes_streams:
@@ -254,33 +260,33 @@ class Session:
             headers.update(extra)
         return headers
 
-    async def _secret_within(
+    async def _asked_for(
         self,
+        source: Callable[[], str | Awaitable[str]],
         timeout: Timeout,  # noqa: ASYNC109  bounds
         deadline: float | None,
     ) -> Secret | None:
-        if self._key_source is None:
-            return self._key
         scope = asyncio.timeout(_shorter(deadline, None))
         try:
             async with scope:
-                return await self._secret()
+                given = source()
+                key = await given if isinstance(given, Awaitable) else given
         except TimeoutError:
             if not scope.expired():
                 raise
+        else:
+            return self._made_secret(source, key)
         raise late("total", timeout.total, self.base_url)
 
-    async def _secret(self) -> Secret | None:
-        assert self._key_source is not None
-        given = self._key_source()
-        key = await given if isinstance(given, Awaitable) else given
+    def _made_secret(self, source: Key, key: object) -> Secret | None:
         if not isinstance(key, str):
             raise TypeError(f"api_key() gave a {type(key).__name__}; it has to give a str.")
         if not key.strip():
             return None
-        if self._key is None or self._key.reveal() != key:
-            self._key = Secret(key)
-        return self._key
+        known = self._given_keys.get(source)
+        if known is None or known.reveal() != key:
+            known = self._given_keys[source] = Secret(key)
+        return known
 
     def _may_resend(self, failure: Exception, use: Use, resends: int) -> bool:
         """Whether a connection kept from an earlier answer died before it carried a byte of this one."""
@@ -305,7 +311,9 @@ class Session:
         if self.is_closed:
             return PoolClosed("the client was closed while the request was being sent")
         if isinstance(failure, aiohttp.ConnectionTimeoutError):
-            return late("connect", timeout.connect, where)
+            error = late("connect", timeout.connect, where)
+            error.was_sent = False
+            return error
         if isinstance(failure, TimeoutError):
             over = deadline is not None and now() >= deadline
             return late(*(("total", timeout.total) if over else ("first", timeout.first)), where)
@@ -317,7 +325,9 @@ class Session:
             return ProtocolError(text, endpoint=where)
         text, hint = _why(failure, where)
         good = not isinstance(failure, aiohttp.ClientSSLError)  # a certificate stays what it is
-        return APIConnectionError(text, hint=hint, endpoint=where, retryable=good)
+        lost = APIConnectionError(text, hint=hint, endpoint=where, retryable=good)
+        lost.was_sent = not isinstance(failure, aiohttp.ClientConnectorError)
+        return lost
 
     async def _refuse(self, reply: "Reply", secret: Secret | None) -> None:
         """Raise the error that a status other than 200 stands for."""
@@ -346,7 +356,10 @@ class Session:
             should_retry=should_retry,
         )
         error.rate_limits = rate_limits(reply.headers)
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # else its own traceback keeps it alive
 
     # -------------------------------------------------------------------------------- open, close
 
@@ -355,6 +368,8 @@ class Session:
             raise PoolClosed("the client is closed", hint="Make a new AsyncChat.")
         loop = asyncio.get_running_loop()
         opened = self._open.get(loop)
+        if opened is not None and opened.has_ended:
+            raise PoolClosed("the event loop is being closed")
         if opened is None or opened.http.closed:
             opened = self._open[loop] = await self._make()
         return opened

@@ -10,15 +10,28 @@ from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
 from asyncchat.client.reply import Reply, now
-from asyncchat.errors import APIConnectionError, APITimeoutError, AsyncChatError, StreamCut
+from asyncchat.errors import (
+    APIConnectionError,
+    APITimeoutError,
+    AsyncChatError,
+    StreamCut,
+    StreamStalled,
+)
+from asyncchat.policy.retry import Resume
 from asyncchat.protocol.answer import AnswerReader
-from asyncchat.protocol.events import ContentDelta, Event
+from asyncchat.protocol.events import ContentDelta, Event, Resumed
 from asyncchat.protocol.response import HTTP, Chunk, Completion, Timing
 
-__all__ = ["ChatStream", "Lease"]
+__all__ = ["ChatStream", "Lease", "Opened"]
 
 _Item = TypeVar("_Item")
 _Mode = Literal["events", "chunks"]
+
+_NO_TEXT = (
+    "resume='restart' makes what came before void, which text() cannot say: iterate the events, "
+    "await final(), or use resume='continue'."
+)
+_NO_CHUNKS = "resume= is told by an event, which chunks have no place for: iterate the events, or await final()."
 
 
 class Lease(Protocol):
@@ -28,9 +41,51 @@ class Lease(Protocol):
         """Return how long the answer took up to now."""
         ...
 
-    def release(self, reader: AnswerReader | None, *, finished: bool = True) -> None:
-        """Give the place back. Idempotent."""
+    def began(self, reply: Reply) -> None:
+        """The first event is there. Idempotent."""
         ...
+
+    def finished(self, reader: AnswerReader, answer: Completion) -> None:
+        """The answer is whole: give the place back."""
+        ...
+
+    def failed(self, error: AsyncChatError, reader: AnswerReader, *, goes_on: bool) -> None:
+        """The answer broke off: give the place back. `goes_on` says that it will be taken up again."""
+        ...
+
+    def left(self, reader: AnswerReader | None = None) -> None:
+        """Nobody wants the rest: give the place back. Idempotent."""
+        ...
+
+
+class Opened:
+    """An answer up to its first event: what an attempt at a stream gives."""
+
+    __slots__ = (
+        "data",
+        "first_at",
+        "first_frames",
+        "is_over",
+        "items",
+        "lease",
+        "reader",
+        "reply",
+    )
+
+    def __init__(self, reply: Reply, lease: Lease, reader: AnswerReader) -> None:
+        self.reply = reply
+        self.lease = lease
+        self.reader = reader
+        self.data: list[bytes] = []  # kept until it is known how the stream is read
+        self.items: list[Any] = []
+        self.is_over = False
+        self.first_at: float | None = None
+        self.first_frames = 0
+
+    def drop(self) -> None:
+        """Close an answer that nobody will read."""
+        self.reply.close()
+        self.lease.left(self.reader)
 
 
 class _Ready:
@@ -67,6 +122,7 @@ class ChatStream(Generic[_Item]):
         "_first_at",
         "_first_data",
         "_first_frames",
+        "_frames_before",
         "_http",
         "_is_managed",
         "_last_at",
@@ -77,19 +133,27 @@ class ChatStream(Generic[_Item]):
         "_reader",
         "_ready",
         "_reply",
+        "_resume",
+        "_resumed",
+        "_resumes",
         "_state",
     )
 
     def __init__(
         self,
-        start: "Callable[[ChatStream[Any]], Awaitable[None]]",
+        start: "Callable[[ChatStream[Any]], Awaitable[Opened]]",
         make_reader: Callable[[str], AnswerReader],
         *,
         mode: _Mode = "events",
+        resume: "Callable[[ChatStream[Any], Any, str], Awaitable[Opened]] | None" = None,
+        resumes: Resume | None = None,
     ) -> None:
         self._open = start
         self._make_reader = make_reader
         self._mode: _Mode = mode
+        self._resume = resume
+        self._resumes = resumes
+        self._resumed = 0
         self._state: Literal["new", "open", "ended", "closed"] = "new"
         self._is_managed = False
         self._reply: Reply | None = None
@@ -99,9 +163,12 @@ class ChatStream(Generic[_Item]):
         self._first_data: list[bytes] | None = []  # kept until it is known how the stream is read
         self._first_at: float | None = None
         self._first_frames = 0
+        self._frames_before = 0  # of readers that another one continued
         self._last_at = 0.0
         self._completion: Completion | None = None
         self._http: HTTP | None = None
+        if resumes is not None and mode == "chunks":
+            raise ValueError(_NO_CHUNKS)
 
     def __repr__(self) -> str:
         return f"ChatStream({self._state})"
@@ -113,30 +180,56 @@ class ChatStream(Generic[_Item]):
         if self._state == "new":
             self._state = "open"
             try:
-                await self._open(self)
+                self._adopt(await self._open(self))
             except BaseException:
                 self._state = "closed"
                 raise
 
-    async def begin(self, reply: Reply, lease: Lease) -> None:
-        """Take a reply and read it up to its first event, which ends the retries. For the pool."""
-        self._reply, self._lease, self._http = reply, lease, reply.http
-        reader = self._reader = self._make_reader(reply.content_type)
-        self._first_data, ready, self._first_at = [], list[Any](), None
+    async def begin(self, reply: Reply, lease: Lease) -> Opened:
+        """Read a reply up to its first event, which ends the retries. For the pool; the stream is not changed."""
+        continues = (
+            self._resumed and self._resumes is not None and self._resumes.mode == "continue"
+        )
+        if continues and self._reader is not None:
+            reader = self._reader.continued(reply.content_type)
+        else:
+            reader = self._make_reader(reply.content_type)
+        reader.events = self._reader is None or self._reader.events
+        opened = Opened(reply, lease, reader)
         try:
             data = b"more"
             while data and not reader.frames and not reader.done:
                 data = await reply.read()
-                self._first_data.append(data)
-                ready += self._feed(reader, data)
-            self._took(reader)
+                opened.data.append(data)
+                opened.items += self._feed(reader, data)
             if not data or reader.done:
-                self._conclude(reader, ready)
+                opened.is_over = True
+                opened.items += self._ended(reader)
+                if reader.error is not None and not (opened.items or reader.frames):
+                    reader.finish()  # which raises it
         except AsyncChatError as error:
             error.partial = error.partial or reader.snapshot()
             data = b""  # a traceback shows it, and servers echo keys
             raise
-        self._ready.items = iter(ready)
+        if reader.frames:
+            reply.alive()
+        if reader.has_said:
+            opened.first_at, opened.first_frames = now(), reader.frames
+        lease.began(reply)
+        return opened
+
+    def _adopt(self, opened: Opened) -> None:
+        """Make an opened answer the one that is read."""
+        self._reply, self._lease, self._reader = opened.reply, opened.lease, opened.reader
+        self._http = opened.reply.http
+        self._first_data = opened.data
+        if self._first_at is None:
+            self._first_at, self._first_frames = opened.first_at, opened.first_frames
+            self._last_at = opened.first_at or 0.0
+        items = opened.items
+        if opened.is_over and opened.reader.error is None:
+            items += self._finish(opened.reader)
+        self._ready.items = iter(items)
 
     def close(self) -> None:
         """Close the answer now: the connection is freed, the server sees it. Idempotent; awaits nothing."""
@@ -144,7 +237,7 @@ class ChatStream(Generic[_Item]):
         if self._reply is not None:
             self._reply.close()
         if self._lease is not None:
-            self._lease.release(self._reader, finished=False)
+            self._lease.left(self._reader)
 
     async def aclose(self) -> None:
         """Close the answer, as leaving the block does. Idempotent."""
@@ -176,12 +269,24 @@ class ChatStream(Generic[_Item]):
         return self._walk(_Items)
 
     def text(self) -> AsyncIterator[str]:
-        """Iterate the text of the first choice as it comes."""
+        """Iterate the text of the first choice as it comes.
+
+        Raises:
+            ValueError: with `resume="restart"`: text cannot say that what came before is void.
+        """
+        if self._resumes is not None and self._resumes.mode == "restart":
+            raise ValueError(_NO_TEXT)
         self._read_as("events")
         return self._walk(_Text)
 
     def chunks(self) -> AsyncIterator[Chunk]:
-        """Iterate OpenAI-shaped chunks, as the server sent them."""
+        """Iterate OpenAI-shaped chunks, as the server sent them.
+
+        Raises:
+            ValueError: with `resume=`: chunks cannot say that an answer was taken up again.
+        """
+        if self._resumes is not None:
+            raise ValueError(_NO_CHUNKS)
         self._read_as("chunks")
         return self._walk(_Items)
 
@@ -268,14 +373,20 @@ class ChatStream(Generic[_Item]):
                 self._last_at = reply.arrived_at
                 if reply.counts_events:
                     reply.alive()
-                if self._first_at is None:
-                    self._took(reader)
+                if self._first_at is None and reader.has_said:
+                    self._first_at = self._last_at = now()
+                    self._first_frames = reader.frames
             if not data or reader.done:
                 self._conclude(reader, items)
         except AsyncChatError as error:
             data = b""  # a traceback shows it, and servers echo keys
-            raise self._failed(error) from None
-        return items
+            failure = error
+        else:
+            return items
+        try:
+            return await self._broke_off(reader, failure)
+        finally:
+            del failure  # else its own traceback keeps it alive
 
     def _conclude(self, reader: AnswerReader, items: list[Any]) -> None:
         """Add what the end of the body brings. What came before a failure goes out first: it meets the next read."""
@@ -288,13 +399,6 @@ class ChatStream(Generic[_Item]):
 
     def _ended(self, reader: AnswerReader) -> list[Any]:
         return reader.end_chunks() if self._mode == "chunks" else reader.end()
-
-    def _took(self, reader: AnswerReader) -> None:
-        if reader.frames and self._reply is not None:
-            self._reply.alive()
-        if reader.has_said:
-            self._first_at = self._last_at = now()
-            self._first_frames = reader.frames
 
     # ----------------------------------------------------------------------------------------- end
 
@@ -309,22 +413,64 @@ class ChatStream(Generic[_Item]):
         self._completion.http = self._http
         self._state = "ended"
         self._reply.done()
-        self._lease.release(reader)
+        self._lease.finished(reader, self._completion)
         return last
 
-    def _failed(self, error: AsyncChatError) -> AsyncChatError:
-        """Close, and give the error what it should carry."""
-        reader = self._reader
-        self.close()
+    async def _broke_off(self, reader: AnswerReader, error: AsyncChatError) -> list[Any]:
+        """Close, and raise what ended the answer; or take it up again, if that was asked for."""
+        assert self._reply is not None
+        assert self._lease is not None
         if isinstance(error, APIConnectionError) and not isinstance(error, APITimeoutError):
             error = StreamCut(error.message, hint="`partial` holds what had come.")
-        if reader is not None and error.partial is None:
+        if error.partial is None:
             error.partial = reader.snapshot()
-        return error if self._reply is None else self._reply.signed(error)
+        error = self._reply.signed(error)
+        goes_on = self._may_resume(error)
+        self._reply.close()
+        self._lease.failed(error, reader, goes_on=goes_on)
+        if not goes_on:
+            self.close()
+            try:
+                raise error from None
+            finally:
+                del error  # else its own traceback keeps it alive
+        assert self._resume is not None
+        assert self._resumes is not None
+        self._resumed += 1
+        said = "" if error.partial is None else error.partial.text
+        try:
+            opened = await self._resume(self, self._lease, said)
+        except BaseException:
+            self.close()
+            raise
+        if self._resumes.mode == "restart":
+            self._first_at = None
+        else:
+            self._frames_before += reader.frames
+        self._adopt(opened)
+        self._first_data = None
+        return [Resumed(self._resumes.mode, error.message), *self._ready.items]
+
+    def _may_resume(self, error: AsyncChatError) -> bool:
+        """Whether the caller wants more than the error, and there is a way."""
+        if self._resumes is None or self._resumed >= self._resumes.most:
+            return False
+        cut = isinstance(error, (StreamCut, StreamStalled)) or error.retryable
+        if not cut or (isinstance(error, APITimeoutError) and error.phase == "total"):
+            return False
+        if self._resumes.mode == "restart":
+            return True
+        choices = error.partial.choices if error.partial is not None else []
+        if len(choices) != 1:
+            return False
+        message = choices[0].message
+        odd = message.tool_calls or message.function_call or message.refusal or message.audio
+        return bool(message.content) and not odd
 
     def _timing(self, reader: AnswerReader) -> Timing:
         assert self._lease is not None
-        first, events = self._first_at, reader.frames - self._first_frames
+        first = self._first_at
+        events = self._frames_before + reader.frames - self._first_frames
         itl = (self._last_at - first) / events if first is not None and events > 0 else None
         return self._lease.timing(first, itl)
 

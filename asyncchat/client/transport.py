@@ -8,6 +8,7 @@ What aiohttp 3.14 does when left alone, and what is done about it:
 - A framing error in the body, or a close, never wakes a reader that waits: both now fail the read at once.
 - Bytes that no request asked for are handed to the next one: such a connection is not used again.
 - A request cannot tell whether its connection has carried another one before: `Use` does.
+- Closing a TLS connection waits for the peer's goodbye: one that a request has given up is cut off.
 - A peer behind a NAT that forgot the connection is silent for ever: TCP keepalive finds out.
 """
 
@@ -69,7 +70,10 @@ class _Guarded(ResponseHandler):
 
     def close(self) -> None:
         self._wake(aiohttp.ClientConnectionError("the connection was closed"))
+        use, transport = self.__dict__.get("asyncchat_use"), self.transport
         super().close()
+        if transport is not None and use is not None and use.ended_at is None:
+            transport.abort()
 
     def is_connected(self) -> bool:
         """Tell the pool whether this connection can carry another request."""

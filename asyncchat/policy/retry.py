@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from math import isfinite
+from typing import Literal
 
 import msgspec
 
-from asyncchat.errors import AsyncChatError, RateLimit, RateLimitError
+from asyncchat.errors import AsyncChatError, ProtocolError, RateLimit, RateLimitError
 
-__all__ = ["RetryBudget", "RetryPolicy", "rate_limits", "requested_wait"]
+__all__ = ["Resume", "RetryBudget", "RetryPolicy", "rate_limits", "requested_wait"]
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +28,9 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
         max_delay: where the doubling ends.
         max_retry_after: the longest wait a server may ask for; one that asks for more is not waited for, and
             its error says when to come back (`retry_after`).
+        hedge: after so many seconds without a first event, ask another endpoint too; the first event wins, and the
+            other answer is closed. `"p95"` takes the time within which 95 of 100 of the latest answers began. None,
+            the default, asks one at a time.
 
     Raises:
         ValueError: a number is negative.
@@ -36,14 +40,25 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     initial_delay: float = 0.5
     max_delay: float = 8.0
     max_retry_after: float = 60.0
+    hedge: float | Literal["p95"] | None = None
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value: object = getattr(self, name)
+            if name == "hedge" and (value is None or value == "p95"):
+                continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
                 raise ValueError(
                     f"RetryPolicy({name}={value!r}): it has to be a number from 0 up."
                 )
+
+    def allows(self, error: AsyncChatError, attempts: int) -> bool:
+        """Whether a request may be sent again somewhere, however long the wait at the same place would be.
+
+        An answer that is none (`ProtocolError`) is not asked for again where it came from, but may be elsewhere.
+        """
+        may_pass = error.retryable or isinstance(error, ProtocolError)
+        return may_pass and attempts <= self.max_retries
 
     def delay(
         self, error: AsyncChatError, attempts: int, rand: float, remaining: float | None = None
@@ -69,6 +84,41 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
         return None if remaining is not None and wait >= remaining else wait
 
 
+class Resume(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of a stream that breaks off after its first event, if its caller wants more than an error.
+
+    Args:
+        mode: `"restart"` asks for the whole answer anew: what had come is void, and a `Resumed` event says so.
+            `"continue"` sends what had come as the beginning of the assistant's message, and the answer goes on there.
+            Many servers take that up (llama.cpp, DeepSeek, Mistral, OpenRouter; vLLM with `fields`); one that does not
+            begins a new message instead. Only text is continued: an answer with calls is not.
+        most: how often, for one answer.
+        fields: what the body of a continued request has besides, such as
+            `{"continue_final_message": True, "add_generation_prompt": False}` for vLLM.
+        prefix: what the message that is continued has besides, such as `{"prefix": True}` for DeepSeek and Mistral.
+    """
+
+    mode: Literal["restart", "continue"]
+    most: int = 2
+    fields: Mapping[str, object] = {}
+    prefix: Mapping[str, object] = {}
+
+    @classmethod
+    def of(cls, value: object) -> "Resume | None":
+        """Return what a caller's `resume=` stands for.
+
+        Raises:
+            ValueError: it is no mode.
+        """
+        if value is None or isinstance(value, cls):
+            return value
+        if value == "restart":
+            return cls(mode="restart")
+        if value == "continue":
+            return cls(mode="continue")
+        raise ValueError(f"resume={value!r}: it is 'restart', 'continue', or a Resume.")
+
+
 class RetryBudget:
     """What keeps an outage from being multiplied: retries may add a share to the requests, not a factor.
 
@@ -87,6 +137,11 @@ class RetryBudget:
         self._share = share
         self._left = most
 
+    @property
+    def has_one(self) -> bool:
+        """Whether there is a retry left."""
+        return self._left >= 1 - 1e-9  # ten tenths are one
+
     def earn(self) -> None:
         """Count a request."""
         self._left = min(self._most, self._left + self._share)
@@ -95,10 +150,14 @@ class RetryBudget:
         """Take a retry for `error` out of the budget, and say whether there was one."""
         if isinstance(error, RateLimitError):
             return True
-        if self._left < 1 - 1e-9:  # ten tenths are one
+        if not self.has_one:
             return False
-        self._left -= 1
+        self.spend_one()
         return True
+
+    def spend_one(self) -> None:
+        """Take a retry out."""
+        self._left -= 1
 
 
 def rate_limits(headers: Mapping[str, str]) -> dict[str, RateLimit]:

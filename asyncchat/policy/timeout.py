@@ -9,15 +9,16 @@ __all__ = ["Timeout"]
 
 
 class Timeout(msgspec.Struct, frozen=True, kw_only=True):
-    """Four bounds in seconds; None is no bound.
+    """Bounds in seconds; None is no bound.
 
     Args:
         connect: name lookup, TCP and TLS together.
         first: from sending the request to the first event of the answer.
         idle: between two reads. `first` and `idle` run only while we wait for the network: a slow reader of the
             stream never makes a server late.
-        total: the whole request, with its retries and their waits. It also ends a server that only pings. What has
+        total: the whole request, with its waiting in line, its retries and their waits. It also ends a server that only pings. What has
             arrived when it strikes is still given out, so a slow reader sees the end later than that.
+        line: waiting in line for a place among the requests in flight, each time that one is needed.
         keepalive_is_life: whether comments (`: ping`) show that a server is alive. Without it, only events do.
 
     Raises:
@@ -28,10 +29,11 @@ class Timeout(msgspec.Struct, frozen=True, kw_only=True):
     first: float | None = 600.0
     idle: float | None = 120.0
     total: float | None = 1800.0
+    line: float | None = None
     keepalive_is_life: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("connect", "first", "idle", "total"):
+        for name in ("connect", "first", "idle", "total", "line"):
             bound: object = getattr(self, name)
             if bound is None:
                 continue
@@ -48,13 +50,7 @@ class Timeout(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(value, cls):
             return value
         if isinstance(value, (int, float)):
-            return cls(
-                connect=default.connect,
-                first=default.first,
-                idle=default.idle,
-                total=value,
-                keepalive_is_life=default.keepalive_is_life,
-            )
+            return msgspec.structs.replace(default, total=value)
         raise TypeError(
             f"timeout is a {type(value).__name__}; pass a number of seconds or a Timeout."
         )

@@ -17,6 +17,7 @@ Framing is told by the first byte, not by the content type or by what was asked 
 a lean struct that can hold one thing only, then the public `Chunk`, then forgiving rules.
 """
 
+from copy import copy
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -167,6 +168,21 @@ class AnswerReader:
         """How many frames only the forgiving rules could read."""
         self.received = 0
         """Bytes fed so far."""
+
+    def continued(self, content_type: str) -> "AnswerReader":
+        """Return a reader of another body that goes on where this one broke off: both add to one answer."""
+        made = AnswerReader(
+            self._n,
+            events=self.events,
+            content_type=content_type,
+            max_event_bytes=self._max_event_bytes,
+            max_answer_bytes=self._max_answer_bytes,
+        )
+        made._assembler = self._assembler
+        made._lean = made._try_lean = self._lean
+        made._take_lean = self._assembler.plain
+        made.received = self.received
+        return made
 
     # ------------------------------------------------------------------------------------- bytes
 
@@ -487,7 +503,9 @@ class AnswerReader:
 
     def _conclude(self, out: list[Event] | None, timing: Timing | None) -> None:
         if self.error is not None:
-            raise self.error
+            raise copy(
+                self.error
+            )  # a traceback on the one that is kept would keep all its frames alive
         self.completion = self._assembler.finish(out, timing)
 
     def finish(self, timing: Timing | None = None) -> Completion:

@@ -21,6 +21,7 @@ __all__ = [
     "ReasoningDone",
     "RefusalDelta",
     "RefusalDone",
+    "Resumed",
     "ToolCallDelta",
     "ToolCallDone",
     "ToolCallStarted",
@@ -153,6 +154,18 @@ class Finish(_Event, frozen=True, gc=False, tag="finish"):
     choice: int = 0
 
 
+class Resumed(_Event, frozen=True, gc=False, tag="resumed"):
+    """The answer had broken off, and goes on as `resume=` asked.
+
+    After `restart`, everything that came before is void: the answer begins anew. After `continue`, more of it follows.
+    `error` is what had happened.
+    """
+
+    type: ClassVar[Literal["resumed"]] = "resumed"
+    mode: Literal["restart", "continue"]
+    error: str
+
+
 Event: TypeAlias = (
     ContentDelta
     | ContentDone
@@ -165,5 +178,6 @@ Event: TypeAlias = (
     | ToolCallDone
     | LogprobsDelta
     | UsageReport
+    | Resumed
     | Finish
 )

@@ -160,6 +160,7 @@ class ChatRequest:
         fields: every other field of the body. One that is None is not sent; to send null, use `extra_body`.
         system: a system message to put first.
         extra_body: fields that go in last and as they are.
+        needs_model: whether it is an error to name no model; without, `encode` has to be given one.
 
     Raises:
         ValueError: no model, no message, an unknown role, a number that is none.
@@ -175,6 +176,7 @@ class ChatRequest:
         *,
         system: str | None = None,
         extra_body: Mapping[str, Any] | None = None,
+        needs_model: bool = True,
     ) -> None:
         try:
             self._messages = _messages_from(messages, system)
@@ -188,7 +190,7 @@ class ChatRequest:
             raise ValueError(
                 "a message or parameter holds itself, or is nested too deep"
             ) from None
-        _check(self._fields, {**fields, **self._extra_body})
+        _check(self._fields, {**fields, **self._extra_body}, needs_model=needs_model)
         options = fields.get("stream_options")
         if options is not None:
             if not isinstance(options, Mapping):
@@ -204,14 +206,55 @@ class ChatRequest:
             f"ChatRequest(model={self._fields.get('model')!r}, messages=<{len(self._messages)}>)"
         )
 
+    def continued(
+        self, text: str, *, fields: Mapping[str, object], prefix: Mapping[str, object]
+    ) -> "ChatRequest":
+        """Return the request that asks to go on after `text`, which the assistant has said already.
+
+        Args:
+            text: of the answer so far.
+            fields: of the body, besides.
+            prefix: of the message that is continued, besides.
+        """
+        made = object.__new__(ChatRequest)
+        made.n = self.n
+        made._messages = [*self._messages, {"role": "assistant", "content": text, **prefix}]
+        made._fields = {**self._fields, **fields}
+        made._extra_body = self._extra_body
+        return made
+
     @property
     def sets_stream_options(self) -> bool:
         """Whether the caller said what a stream should end with."""
         return "stream_options" in self._fields or "stream_options" in self._extra_body
 
-    def encode(self, *, stream: bool, ask_usage: bool = True) -> bytes:
-        """Return the body. With `ask_usage`, a stream is asked to end with its usage."""
+    @property
+    def model(self) -> str | None:
+        """The model it names."""
+        model: object = self._extra_body.get("model", self._fields.get("model"))
+        return model if isinstance(model, str) else None
+
+    @property
+    def most_tokens(self) -> int | None:
+        """How many tokens one answer may have, if the request says so."""
+        said = {**self._fields, **self._extra_body}
+        bound = said.get("max_completion_tokens") or said.get("max_tokens")
+        return bound if isinstance(bound, int) else None
+
+    @property
+    def characters(self) -> int:
+        """How much text it holds, in messages, tools and schemas. Images and sound are left out."""
+        said = {"messages": self._messages, **self._fields, **self._extra_body}
+        return sum(_length(said.get(name)) for name in ("messages", "tools", "response_format"))
+
+    def encode(self, *, stream: bool, ask_usage: bool = True, model: str | None = None) -> bytes:
+        """Return the body. With `ask_usage`, a stream is asked to end with its usage.
+
+        `model` is for a request that names none.
+        """
         body: dict[str, Any] = {"messages": self._messages, **self._fields}
+        if model is not None:
+            body.setdefault("model", model)
         options = body.pop("stream_options", None)
         if stream:
             body["stream"] = True
@@ -224,6 +267,19 @@ class ChatRequest:
             return _ENCODER.encode(body)
         except (TypeError, ValueError, RecursionError, UnicodeEncodeError) as error:
             raise _unsendable(body, error) from None
+
+
+def _length(value: object) -> int:
+    """Return the number of characters in a value, without those of data."""
+    if isinstance(value, str):
+        return 0 if value.startswith("data:") else len(value)
+    if isinstance(value, Mapping):
+        return sum(_length(item) for name, item in value.items() if name != "data")
+    if isinstance(value, (list, tuple)):
+        return sum(map(_length, value))
+    if isinstance(value, msgspec.Struct):
+        return sum(_length(getattr(value, name)) for name in value.__struct_fields__)
+    return 0
 
 
 def _settled(value: object) -> object:
@@ -263,9 +319,11 @@ def _unsendable(body: dict[str, Any], cause: Exception) -> Exception:
     return cause
 
 
-def _check(fields: dict[str, Any], all_fields: dict[str, Any]) -> None:
+def _check(fields: dict[str, Any], all_fields: dict[str, Any], *, needs_model: bool) -> None:
     model = all_fields.get("model")
-    if not model:
+    if not model and not needs_model:
+        model = ""
+    elif not model:
         raise ValueError(
             "no model: pass model=..., or set AsyncChat(model=...) or ASYNCCHAT_MODEL once."
         )

@@ -225,7 +225,8 @@ class Timing(msgspec.Struct, frozen=True, gc=False):
     """How long an answer took, in seconds on a monotonic clock.
 
     `ttft` runs from the first attempt to the first event that carries something; `itl` is the mean time between
-    events from then on (None with fewer than two); `total` includes retries and their waits.
+    events from then on (None with fewer than two); `total` includes the line, retries and their waits. `attempts` counts the
+    requests sent; `resumed` says how often the answer had broken off and was taken up again (`resume=`).
     """
 
     ttft: float | None = None
@@ -233,6 +234,7 @@ class Timing(msgspec.Struct, frozen=True, gc=False):
     total: float = 0.0
     attempts: int = 1
     endpoint: str = ""
+    resumed: int = 0
 
 
 class HTTP(msgspec.Struct, frozen=True):

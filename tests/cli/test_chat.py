@@ -168,6 +168,8 @@ class Screen:
             except OSError:  # how Linux says that the other side of a pty is closed
                 break
             self.text += more.decode()
+        else:
+            raise AssertionError(f"still running: {self.text}")
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def close(self) -> None:

@@ -77,9 +77,12 @@ def test_server_that_refuses_is_one_line_and_exit_code_1(
 
 
 @pytest.mark.local
-def test_real_model_answers_all_nine() -> None:
+@pytest.mark.parametrize(
+    "options", [["--max-tokens", "6"], pytest.param([], marks=pytest.mark.slow)], ids=["short", ""]
+)
+def test_real_model_answers_all_nine(options: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "asyncchat", "demo"],
+        [sys.executable, "-m", "asyncchat", "demo", *options],
         capture_output=True,
         text=True,
         timeout=110,

@@ -35,7 +35,7 @@ def test_url_key_and_model_are_taken_from_the_environment(monkeypatch: pytest.Mo
     monkeypatch.setenv("ASYNCCHAT_MODEL", "m")
     client = AsyncChat()
     assert client.base_url == "http://a.example/v1"
-    assert client._core.pool.session.has_key
+    assert client._core.pool.sessions[0].has_key
     assert "model='m'" in repr(client)
 
 
@@ -50,7 +50,7 @@ def test_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     client = AsyncChat("http://c.example/v1", api_key="")
     assert client.base_url == "http://c.example/v1"
-    assert not client._core.pool.session.has_key
+    assert not client._core.pool.sessions[0].has_key
 
 
 @pytest.mark.parametrize(

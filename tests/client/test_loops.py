@@ -1,11 +1,8 @@
 """Several event loops one after the other, and scripts that end without closing anything."""
 
 import asyncio
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -13,9 +10,7 @@ from anyio.from_thread import start_blocking_portal
 
 from asyncchat import AsyncChat
 from asyncchat.testing import ChatServer
-
-ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-X", "dev", "-W", "error", "-c"]
+from tests.forks import Forks
 
 
 @pytest.fixture
@@ -192,21 +187,22 @@ SCRIPTS = {
 }
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with Forks(HEAD.partition("client =")[0], "-X", "dev", "-W", "error") as forks:
+        yield forks
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_script_ends_without_a_word_on_stderr(name: str, server_elsewhere: ChatServer) -> None:
+def test_script_ends_without_a_word_on_stderr(
+    name: str, server_elsewhere: ChatServer, forks: Forks
+) -> None:
     server = server_elsewhere
     stalling = server.when(lambda request: request.last_text == "stall")
     stalling.say("One two three.").stall(after=3)
     lingering = server.when(lambda request: request.last_text == "linger")
     lingering.say("One.").stall(after=5)  # after `[DONE]`
-    done = subprocess.run(
-        [*COMMAND, HEAD + dedent(SCRIPTS[name]), server.base_url],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    done = forks.run(HEAD + dedent(SCRIPTS[name]), server.base_url, seconds=30)
     # asyncio's debug mode tells of slow callbacks, which is the machine's affair.
     said = [line for line in done.stderr.splitlines() if not line.startswith("Executing <")]
     assert (done.returncode, said) == (0, [])

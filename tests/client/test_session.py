@@ -25,6 +25,7 @@ from asyncchat import (
     Timeout,
 )
 from asyncchat.client.session import Session
+from asyncchat.policy.endpoint import Endpoint
 from asyncchat.testing import ChatServer, Reply
 from tests.client.bare import END, EVENT, HEAD, bare_server, chunked, read_request
 from tests.client.conftest import KEY, MakeClient, Waits, start
@@ -493,7 +494,10 @@ async def test_key_and_prompt_are_in_no_log(
 async def test_key_is_in_no_repr(client: AsyncChat) -> None:
     await client.chat("a")
     pool = client._core.pool
-    shown = [repr(part) for part in (client, client.chat, pool, pool.session, vars(pool.session))]
+    shown = [
+        repr(part)
+        for part in (client, client.chat, pool, pool.sessions[0], vars(pool.sessions[0]))
+    ]
     assert KEY not in "".join(shown)
 
 
@@ -642,7 +646,7 @@ async def test_stream_asks_for_events_and_a_plain_request_for_json(
 
 
 def test_session_needs_no_loop_and_opens_nothing() -> None:
-    session = Session("http://127.0.0.1:1/v1")
+    session = Session(Endpoint("http://127.0.0.1:1/v1"))
     assert repr(session) == "Session('http://127.0.0.1:1/v1')"
     assert not session.has_key
 
@@ -658,7 +662,7 @@ def test_session_needs_no_loop_and_opens_nothing() -> None:
     ],
 )
 def test_session_knows_whether_it_has_a_key(options: dict[str, Any], has_key: bool) -> None:
-    assert Session("http://server.example/v1", **options).has_key is has_key
+    assert Session(Endpoint("http://server.example/v1", **options)).has_key is has_key
 
 
 async def test_closing_twice_is_closing_once(server: ChatServer, client: AsyncChat) -> None:

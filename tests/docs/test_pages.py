@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import asyncchat
-from asyncchat import AsyncChat, Limits, RetryPolicy, Timeout, errors
+from asyncchat import AsyncChat, Endpoint, Limits, Resume, RetryPolicy, Timeout, errors
 from asyncchat.cli import _app
 from asyncchat.protocol import events, response
 from asyncchat.testing import ChatServer, Reply
@@ -151,17 +151,23 @@ def reference(page: str) -> str:
     return (DOCS / "reference" / f"{page}.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("struct", [Timeout, RetryPolicy, Limits])
+@pytest.mark.parametrize("struct", [Timeout, RetryPolicy, Resume, Endpoint, Limits])
 def test_reference_gives_each_setting_with_its_default(struct: type[msgspec.Struct]) -> None:
-    rows = dict(
-        re.findall(r"^\| `(\w+)` \| `?(.+?)`? \|", reference("configuration"), re.MULTILINE)
-    )
+    section = reference("configuration").split(f"\n## {struct.__name__}\n")[1].split("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| `?(.*?)`? ?\|", section, re.MULTILINE))
     for field in msgspec.structs.fields(struct):
         assert field.name in rows
+        if field.required:
+            assert not rows[field.name]
+            continue
         given = eval(
             rows[field.name].replace(" s", "").replace("MiB", "* 2**20").replace("KiB", "* 2**10")
         )
-        assert given == field.default, field.name
+        default = field.default
+        if default is msgspec.NODEFAULT:
+            assert callable(field.default_factory)
+            default = field.default_factory()
+        assert given == default, field.name
 
 
 def test_reference_names_each_error_event_and_field() -> None:

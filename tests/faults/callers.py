@@ -21,7 +21,7 @@ from unittest import mock
 
 import pytest
 
-from asyncchat import AsyncChatError, InternalServerError, RateLimitError, Timeout
+from asyncchat import AsyncChatError, InternalServerError, Timeout
 from tests.faults.exchange import MIB, PROMPT_MARK, SECRET_MARK, TEXT
 from tests.faults.run import PROMPT, Run, open_sockets
 from tests.faults.server import HOST
@@ -131,10 +131,12 @@ async def meet_dead_service(run: Run) -> None:
 async def come_back_apart(run: Run) -> None:
     """Rate limits, since a budget would let few of the others come back."""
     count = 50
-    await _storm(count, RateLimitError)(run)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(count):
+            group.create_task(run.client.chat(PROMPT))
     retries = (await run.state()).requests[count:]
     assert len(retries) == count
-    assert retries[-1].at - retries[0].at >= 0.3  # of half a second, which is the first bound
+    assert retries[-1].at - retries[0].at >= 0.3
 
 
 async def read_with_one_key(run: Run) -> None:
@@ -208,9 +210,9 @@ async def cancel_twice(run: Run) -> None:
 
 
 async def cancel_before_headers(run: Run) -> None:
-    for _ in range(2):
+    for number in (1, 2):
         task = asyncio.create_task(run.read())
-        await asyncio.sleep(0.1)
+        await run.until_requested(number)
         task.cancel()
         await _assert_cancelled(task)
     await run.assert_nothing_is_left()
@@ -236,8 +238,8 @@ async def raise_inside(run: Run) -> None:
 async def cancel_waiters(run: Run) -> None:
     holding = [await _read_until(run, 1) for _ in range(2)]
     waiting = [asyncio.create_task(run.read([])) for _ in range(6)]
-    await asyncio.sleep(0.1)
-    assert run.client.statistics().waiting == 6
+    while run.client.statistics().waiting < 6:
+        await asyncio.sleep(0)
     for task in (*waiting, *holding):
         task.cancel()
         await _assert_cancelled(task)
@@ -250,7 +252,7 @@ async def cancel_storm(run: Run) -> None:
     tasks = [asyncio.create_task(run.read([])) for _ in range(200)]
     loop = asyncio.get_running_loop()
     for task in tasks:
-        loop.call_later(chance.uniform(0, 0.6), task.cancel)
+        loop.call_later(chance.uniform(0, 0.3), task.cancel)
     for task in tasks:
         await _assert_cancelled(task)
     await run.assert_nothing_is_left()
@@ -282,7 +284,7 @@ async def read_slowly(run: Run) -> None:
         await asyncio.sleep(0.05)
 
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(1.5):
+        async with asyncio.timeout(1):
             await run.read(each=each)
 
 
@@ -389,7 +391,7 @@ async def read_and_print_error(run: Run) -> None:
 async def print_client(run: Run) -> None:
     shown: Any = run.client
     core = shown._core
-    assert SECRET_MARK not in f"{shown} {shown!r} {core.pool!r} {vars(core.pool.session)}"
+    assert SECRET_MARK not in f"{shown} {shown!r} {core.pool!r} {vars(core.pool.sessions[0])}"
     await run.read()
 
 

@@ -134,6 +134,12 @@ def whole(line_end: bytes = b"\n", prefix: bytes = b"data: ") -> bytes:
     )
 
 
+def pieces(data: bytes, places: Iterable[int]) -> list[bytes]:
+    """Return the data in pieces that end at these places."""
+    ends = [*places, len(data)]
+    return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
 def completion(text: str = TEXT) -> dict[str, object]:
     """Return an answer that is not streamed."""
     message = {"role": "assistant", "content": text}
@@ -290,10 +296,10 @@ class Exchange:
         await self.chunk(data)
         return await self.end()
 
-    async def bytewise(self, data: bytes) -> bool:
-        """Send a chunked stream byte for byte, each in a TCP segment of its own."""
+    async def in_segments(self, pieces: Iterable[bytes]) -> bool:
+        """Send a chunked stream, each piece in a TCP segment of its own."""
         await self.head()
-        for at in range(len(data)):
-            await self.chunk(data[at : at + 1])
+        for piece in pieces:
+            await self.chunk(piece)
             await asyncio.sleep(0.0005)  # or the client's kernel joins the segments
         return await self.end()

@@ -1,6 +1,6 @@
 """Plays a scenario and checks what came out of it, here or in a process of its own.
 
-Not here: the table. Run as a program it plays one scenario and prints what it measured; what does not hold ends it.
+Not here: the table.
 """
 
 import asyncio
@@ -10,12 +10,10 @@ import itertools
 import os
 import resource
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -27,8 +25,9 @@ from tests.faults.exchange import SECRET_MARK
 from tests.faults.run import Run, open_sockets
 from tests.faults.scenarios import ALL, Scenario
 from tests.faults.server import Ports, State
+from tests.forks import Forks
 
-_ROOT = Path(__file__).parents[2]
+_PROGRAM = "import sys; from tests.faults.play import main; main(*sys.argv[1:])"
 _ADDRESS_SPACE = 6 * 2**30  # a client that holds everything dies of this, not the machine
 
 
@@ -49,8 +48,12 @@ async def play(scenario: Scenario, ports: Ports) -> None:
             error = await _outcome(scenario, run)
         # The error is held on purpose: what it refers to must not be what keeps a connection open.
         await run.assert_nothing_is_left()
-        _check(scenario, run, error)
-        _check_seen(scenario, await run.state())
+        try:
+            _check(scenario, run, error)
+            _check_seen(scenario, await run.state())
+        except AssertionError as failed:
+            failed.add_note(f"{scenario.name}, {way}: {error!r} after {run.text[:200]!r}")
+            raise
         await run.close(sockets)
 
 
@@ -146,18 +149,9 @@ class Measured(msgspec.Struct):
     """Seconds: the longest that one turn of the loop held the processor."""
 
 
-def play_alone(scenario: Scenario, ports: Ports) -> None:
+def play_alone(scenario: Scenario, ports: Ports, forks: Forks) -> None:
     """Play a scenario in a process of its own, which has to end well and silently."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.faults.play",
-        scenario.number,
-        msgspec.json.encode(ports).decode(),
-    ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, cwd=_ROOT, check=False
-    )
+    done = forks.run(_PROGRAM, scenario.number, msgspec.json.encode(ports).decode())
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     measured = msgspec.json.decode(done.stdout, type=Measured)
@@ -216,16 +210,14 @@ async def _measure(scenario: Scenario, ports: Ports) -> Measured:
     return measured
 
 
-def _main(number: str, ports: Ports) -> None:
+def main(number: str, ports: str) -> None:
+    """Play one scenario and print what was measured; what does not hold ends it."""
     scenario = ALL[number]
+    open_to = msgspec.json.decode(ports, type=Ports)
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE, _ADDRESS_SPACE))
     measured = Measured()
     if scenario.script is None:
-        measured = asyncio.run(_measure(scenario, ports))
+        measured = asyncio.run(_measure(scenario, open_to))
     else:
-        scenario.script(f"http://127.0.0.1:{ports.http}/s/{scenario.behaviour}/{os.getpid()}/v1")
+        scenario.script(f"http://127.0.0.1:{open_to.http}/s/{scenario.behaviour}/{os.getpid()}/v1")
     sys.stdout.write(msgspec.json.encode(measured).decode())
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1], msgspec.json.decode(sys.argv[2], type=Ports))

@@ -136,6 +136,14 @@ class Run:
         await writer.wait_closed()
         return state
 
+    async def until_requested(self, count: int) -> None:
+        """Wait until the server has so many requests of this run."""
+
+        async def have_come() -> bool:
+            return len((await self.state()).requests) >= count
+
+        await _soon(have_come, "the request did not come")
+
     async def assert_nothing_is_left(self) -> None:
         """No place taken and nobody in line, now; no task, and no exchange that goes on, in a moment."""
         for client in self.clients:

@@ -1,16 +1,15 @@
 """Every call ends: whoever stalls, drips, pings or floods."""
 
 from tests.faults.conftest import rows
-from tests.faults.play import play, play_alone
+from tests.faults.players import Players
 from tests.faults.scenarios import TIME, Scenario
-from tests.faults.server import Ports
 
 
 @rows(TIME, alone=False)
-async def test_time(scenario: Scenario, ports: Ports) -> None:
-    await play(scenario, ports)
+async def test_time(scenario: Scenario, players: Players) -> None:
+    await players.play(scenario)
 
 
 @rows(TIME, alone=True)
-def test_time_measured(scenario: Scenario, ports: Ports) -> None:
-    play_alone(scenario, ports)
+def test_time_measured(scenario: Scenario, players: Players) -> None:
+    players.play_alone(scenario)

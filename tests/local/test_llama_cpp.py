@@ -118,7 +118,7 @@ async def test_stream_gives_words_then_finish_usage_and_timing(client: AsyncChat
     pieces: list[str] = []
     finish: Finish | None = None
     usage: UsageReport | None = None
-    async with client.chat.stream(SEA, max_tokens=48, temperature=0) as stream:
+    async with client.chat.stream(SEA, max_tokens=16, temperature=0) as stream:
         async for event in stream:
             match event:
                 case ContentDelta():
@@ -150,13 +150,13 @@ async def test_stream_gives_words_then_finish_usage_and_timing(client: AsyncChat
 
 
 async def test_plain_answer_says_the_same_as_the_stream(client: AsyncChat) -> None:
-    plain = await client.chat(SEA, max_tokens=24, temperature=0)
-    streamed = await client.chat.stream(SEA, max_tokens=24, temperature=0).final()
+    plain = await client.chat(SEA, max_tokens=10, temperature=0)
+    streamed = await client.chat.stream(SEA, max_tokens=10, temperature=0).final()
     assert plain.text == streamed.text
     assert plain.finish_reason == streamed.finish_reason == "length"
     assert plain.usage is not None
     assert streamed.usage is not None
-    assert plain.usage.completion_tokens == streamed.usage.completion_tokens == 24
+    assert plain.usage.completion_tokens == streamed.usage.completion_tokens == 10
 
 
 async def test_usage_is_none_only_where_it_was_not_asked_for(client: AsyncChat) -> None:
@@ -181,7 +181,7 @@ async def test_stop_text_ends_the_answer_and_is_not_in_it(client: AsyncChat) -> 
 
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_two_choices_are_kept_apart(client: AsyncChat, streamed: bool) -> None:
-    answer = await ask(client, SEA, streamed, n=2, max_tokens=16, temperature=0.9, seed=7)
+    answer = await ask(client, SEA, streamed, n=2, max_tokens=8, temperature=0.9, seed=7)
     assert [choice.index for choice in answer.choices] == [0, 1]
     assert all(choice.message.content for choice in answer.choices)
     assert all(choice.finish_reason in {"stop", "length"} for choice in answer.choices)
@@ -191,7 +191,7 @@ async def test_two_choices_are_kept_apart(client: AsyncChat, streamed: bool) -> 
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_logprobs_cover_every_token_of_the_text(client: AsyncChat, streamed: bool) -> None:
     answer = await ask(
-        client, SEA, streamed, logprobs=True, top_logprobs=2, max_tokens=8, temperature=0
+        client, SEA, streamed, logprobs=True, top_logprobs=2, max_tokens=6, temperature=0
     )
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
@@ -215,23 +215,24 @@ async def test_json_schema_is_kept(client: AsyncChat, streamed: bool) -> None:
 async def test_letters_of_many_bytes_arrive_whole(client: AsyncChat) -> None:
     pieces: list[str] = []
     prompt = "Repeat: 日本語 🙂 שלום né"
-    async with client.chat.stream(prompt, max_tokens=40, temperature=0) as stream:
+    async with client.chat.stream(prompt, max_tokens=16, temperature=0) as stream:
         async for piece in stream.text():
             piece.encode()  # no half of a surrogate pair
             pieces.append(piece)
     assert "".join(pieces) == stream.completion.text
+    assert not stream.completion.text.isascii()
     assert "\ufffd" not in stream.completion.text
 
 
 async def test_answer_goes_back_in_as_a_message(client: AsyncChat) -> None:
-    first = await client.chat("My name is Ann.", max_tokens=12, temperature=0)
+    first = await client.chat("My name is Ann.", max_tokens=6, temperature=0)
     second = await client.chat(
         [
             {"role": "user", "content": "My name is Ann."},
             first.choices[0].message,
             {"role": "user", "content": "What is my name?"},
         ],
-        max_tokens=12,
+        max_tokens=6,
         temperature=0,
     )
     assert second.text
@@ -294,7 +295,7 @@ async def test_tool_call_cut_at_the_token_limit_keeps_its_fragments(client: Asyn
 async def test_failure_named_inside_a_stream_that_began_well_is_raised(client: AsyncChat) -> None:
     with pytest.raises(APIError, match="does not match the expected") as caught:
         await client.chat.stream(
-            PREFILLED, tools=[WEATHER], tool_choice="auto", max_tokens=48, temperature=0
+            PREFILLED, tools=[WEATHER], tool_choice="auto", max_tokens=12, temperature=0
         ).final()
     assert caught.value.code == 500
     assert caught.value.partial is not None
@@ -375,16 +376,17 @@ async def test_abandoned_stream_frees_its_slot_within_100_ms(
     assert best < 0.1
 
 
-async def test_two_hundred_streams_in_sequence_fail_not_once(client: AsyncChat) -> None:
+@pytest.mark.parametrize("count", [30, pytest.param(300, marks=pytest.mark.slow)])
+async def test_streams_in_sequence_fail_not_once(client: AsyncChat, count: int) -> None:
     # The server closes after each streamed answer without a word; a client that is not ready for that loses
     # every second request.
-    for _ in range(200):
+    for _ in range(count):
         answer = await client.chat.stream("Hi", max_tokens=1, temperature=0).final()
         assert answer.finish_reason == "length"
 
 
 async def test_streams_and_plain_answers_in_turn_fail_not_once(client: AsyncChat) -> None:
-    for _ in range(20):
+    for _ in range(10):
         assert (await client.chat("Hi", max_tokens=1, temperature=0)).finish_reason == "length"
         answer = await client.chat.stream("Hi", max_tokens=1, temperature=0).final()
         assert answer.finish_reason == "length"
@@ -394,7 +396,7 @@ async def test_more_streams_at_once_than_slots_all_end_well(client: AsyncChat) -
     answers: list[str | None] = []
 
     async def ask() -> None:
-        answer = await client.chat.stream("Hi", max_tokens=4, temperature=0).final()
+        answer = await client.chat.stream("Hi", max_tokens=2, temperature=0).final()
         answers.append(answer.finish_reason)
 
     async with anyio.create_task_group() as tasks:

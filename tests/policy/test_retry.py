@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -10,10 +11,17 @@ from asyncchat.errors import (
     APIConnectionError,
     AsyncChatError,
     BadRequestError,
+    ProtocolError,
     RateLimit,
     RateLimitError,
 )
-from asyncchat.policy.retry import RetryBudget, RetryPolicy, rate_limits, requested_wait
+from asyncchat.policy.retry import (
+    Resume,
+    RetryBudget,
+    RetryPolicy,
+    rate_limits,
+    requested_wait,
+)
 
 NOW = 1_800_000_000.0
 
@@ -98,6 +106,69 @@ def test_nothing_is_a_sensible_number() -> None:
     assert policy.delay(REFUSED, 1, 0.5) is None
 
 
+@pytest.mark.parametrize(
+    ("error", "attempts", "may_go"),
+    [
+        (APIConnectionError("refused"), 1, True),
+        (APIConnectionError("refused"), 2, True),
+        (APIConnectionError("refused"), 3, False),
+        (RateLimitError("slow", retry_after=86_400.0), 1, True),  # not waited for, but elsewhere
+        (ProtocolError("a web page"), 1, True),
+        (ProtocolError("a web page"), 3, False),
+        (BadRequestError("no"), 1, False),
+    ],
+)
+def test_request_may_go_elsewhere_after_what_may_pass_or_is_no_answer(
+    error: AsyncChatError, attempts: int, may_go: bool
+) -> None:
+    assert RetryPolicy(max_retries=2).allows(error, attempts) is may_go
+
+
+@pytest.mark.parametrize("hedge", [None, "p95", 0, 0.5, 30])
+def test_other_endpoint_is_asked_after_a_time_or_after_the_usual_one(hedge: Any) -> None:
+    assert RetryPolicy(hedge=hedge).hedge == hedge
+
+
+def test_one_endpoint_is_asked_at_a_time_by_default() -> None:
+    assert RetryPolicy().hedge is None
+
+
+@pytest.mark.parametrize("hedge", ["p99", "1", -1, True, float("nan"), [1]])
+def test_time_after_which_no_other_endpoint_can_be_asked_is_a_value_error(hedge: Any) -> None:
+    with pytest.raises(ValueError, match="hedge"):
+        RetryPolicy(hedge=hedge)
+
+
+# ------------------------------------------------------------------------------ an answer that breaks off
+
+
+@pytest.mark.parametrize("mode", ["restart", "continue"])
+def test_answer_that_breaks_off_is_taken_up_twice_at_most_in_the_way_that_is_named(
+    mode: Any,
+) -> None:
+    resume = Resume.of(mode)
+    assert resume == Resume(mode=mode)
+    assert resume is not None
+    assert (resume.mode, resume.most, resume.fields, resume.prefix) == (mode, 2, {}, {})
+
+
+def test_description_of_how_to_go_on_is_taken_as_it_is() -> None:
+    mine = Resume(mode="continue", most=5, prefix={"prefix": True})
+    assert Resume.of(mine) is mine
+
+
+def test_answer_that_breaks_off_is_an_error_where_nothing_is_asked() -> None:
+    assert Resume.of(None) is None
+
+
+@pytest.mark.parametrize("value", ["again", "", True, False, 1, {"mode": "restart"}])
+def test_way_to_go_on_that_is_none_is_a_value_error_that_names_those_there_are(
+    value: object,
+) -> None:
+    with pytest.raises(ValueError, match=r"resume=.*'restart'.*'continue'"):
+        Resume.of(value)
+
+
 # -------------------------------------------------------------------------------------------- the budget
 
 
@@ -141,6 +212,28 @@ def test_no_more_than_the_most_is_saved_up() -> None:
     for _ in range(9):
         budget.earn()
     assert [budget.spend(REFUSED) for _ in range(2)] == [True, False]
+
+
+def test_budget_says_whether_there_is_a_retry_without_spending_it() -> None:
+    budget = RetryBudget(most=1)
+    assert budget.has_one
+    assert budget.has_one
+    budget.spend_one()
+    assert not budget.has_one
+    assert not budget.spend(REFUSED)
+
+
+@pytest.mark.parametrize("requests", [9, 10])
+def test_ten_tenths_are_a_retry_and_nine_are_not(requests: int) -> None:
+    budget = RetryBudget(most=1, share=0.1)
+    budget.spend_one()
+    for _ in range(requests):
+        budget.earn()
+    assert budget.has_one is (requests == 10)
+
+
+def test_budget_of_no_retry_has_none() -> None:
+    assert not RetryBudget(most=0).has_one
 
 
 # ------------------------------------------------------------------------------------- what the server asks

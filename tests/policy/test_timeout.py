@@ -1,4 +1,4 @@
-"""Four bounds, in seconds."""
+"""Five bounds, in seconds."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from asyncchat.policy.timeout import Timeout
 
-BOUNDS = ["connect", "first", "idle", "total"]
+BOUNDS = ["connect", "first", "idle", "total", "line"]
 
 
 @pytest.mark.parametrize("name", BOUNDS)
@@ -23,10 +23,14 @@ def test_bound_may_be_any_number_above_nothing_or_none(name: str, value: Any) ->
 
 
 def test_number_is_the_total_and_leaves_the_other_bounds() -> None:
-    default = Timeout(connect=1, first=2, idle=3, total=4, keepalive_is_life=False)
+    default = Timeout(connect=1, first=2, idle=3, total=4, line=5, keepalive_is_life=False)
     assert Timeout.of(9, default) == Timeout(
-        connect=1, first=2, idle=3, total=9, keepalive_is_life=False
+        connect=1, first=2, idle=3, total=9, line=5, keepalive_is_life=False
     )
+
+
+def test_line_is_waited_in_without_bound_by_default() -> None:
+    assert Timeout().line is None
 
 
 def test_bounds_are_taken_as_they_are() -> None:

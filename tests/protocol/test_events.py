@@ -16,6 +16,7 @@ from asyncchat.protocol.events import (
     ReasoningDone,
     RefusalDelta,
     RefusalDone,
+    Resumed,
     ToolCallDelta,
     ToolCallDone,
     ToolCallStarted,
@@ -35,6 +36,7 @@ ONE_OF_EACH: list[tuple[Event, str]] = [
     (ToolCallDone(0, "f", "{}"), "tool_calls.function.arguments.done"),
     (LogprobsDelta([TokenLogprob(token="a")]), "logprobs.content.delta"),
     (UsageReport(Usage(prompt_tokens=1)), "usage"),
+    (Resumed("continue", "the answer ended"), "resumed"),
     (Finish("stop", Usage(prompt_tokens=1), Timing(total=1.0)), "finish"),
 ]
 

@@ -1,6 +1,7 @@
 """What holds for every answer, however it is split, cut, interleaved or broken.
 
-The examples are the same in each run. `ASYNCCHAT_LAW_EXAMPLES=5000` looks further, and elsewhere each time.
+The examples are few, and the same in each run. `ASYNCCHAT_LAW_EXAMPLES=5000` looks further, and elsewhere each time;
+`make test-slow` looks further too (`test_full_size`).
 """
 
 import json
@@ -332,7 +333,7 @@ def result(completion: Completion | None, error: AsyncChatError | None) -> tuple
 # -------------------------------------------------------------------------------------------- laws
 
 
-@law(120)
+@law(40)
 @given(streams())
 def test_message_split_into_deltas_is_put_together_again(stream: Stream) -> None:
     _, completion, error = read_events([stream.body], n=len(stream.said))
@@ -349,7 +350,7 @@ def test_message_split_into_deltas_is_put_together_again(stream: Stream) -> None
     assert completion.system_fingerprint == (sent[-1] if sent else None)
 
 
-@law(120)
+@law(40)
 @given(streams())
 def test_deltas_of_a_whole_answer_join_to_its_texts_and_arguments(stream: Stream) -> None:
     events, completion, _ = read_events([stream.body], n=len(stream.said))
@@ -373,7 +374,7 @@ def test_deltas_of_a_whole_answer_join_to_its_texts_and_arguments(stream: Stream
             )
 
 
-@law(60)
+@law(20)
 @given(st.data(), streams())
 def test_order_in_which_choices_interleave_changes_nothing(
     data: st.DataObject, stream: Stream
@@ -390,7 +391,7 @@ def test_order_in_which_choices_interleave_changes_nothing(
     assert other.choices == completion.choices
 
 
-@law(150)
+@law(50)
 @given(st.data(), streams().map(lambda stream: (stream.body, len(stream.said))) | st.tuples(
     ANY_BODY | st.sampled_from(RECORDED), st.integers(1, 2)
 ))  # fmt: skip
@@ -409,7 +410,7 @@ def encoded(events: list[Event]) -> list[bytes]:
     return [msgspec.json.encode(event) for event in events]
 
 
-@law(100)
+@law(35)
 @given(st.data(), ANY_BODY | st.sampled_from(RECORDED))
 def test_chunks_are_the_same_however_the_body_is_cut(data: st.DataObject, body: bytes) -> None:
     def chunks(pieces: list[bytes]) -> list[str]:
@@ -425,7 +426,7 @@ def test_chunks_are_the_same_however_the_body_is_cut(data: st.DataObject, body: 
     assert chunks(cut(body, places)) == chunks([body])
 
 
-@law(100)
+@law(35)
 @given(st.data(), streams())
 def test_prefix_gives_a_prefix_of_every_text_and_no_verdict_finished_before_its_reason(
     data: st.DataObject, stream: Stream
@@ -457,7 +458,7 @@ def check_prefix(part: Completion, whole: Completion) -> None:
             assert final.function.arguments.startswith(one.function.arguments)
 
 
-@law(60)
+@law(20)
 @given(st.data(), st.sampled_from(RECORDED))
 def test_prefix_of_a_recording_gives_a_prefix_of_its_texts(
     data: st.DataObject, body: bytes
@@ -471,7 +472,7 @@ def test_prefix_of_a_recording_gives_a_prefix_of_its_texts(
         assert wanted[key].startswith(text)
 
 
-@law(300)
+@law(80)
 @given(ANY_BODY, st.integers(1, 2))
 def test_any_bytes_give_an_answer_or_an_error_of_ours(body: bytes, n: int) -> None:
     events, completion, _ = read_events([body], n=n)
@@ -484,7 +485,7 @@ def test_any_bytes_give_an_answer_or_an_error_of_ours(body: bytes, n: int) -> No
     assert all(final[key].startswith(text) for key, text in told.items())
 
 
-@law(150)
+@law(50)
 @given(ANY_BODY)
 def test_any_bytes_that_hold_an_answer_tell_its_whole_text_in_deltas(body: bytes) -> None:
     events, completion, error = read_events([body])
@@ -493,7 +494,7 @@ def test_any_bytes_that_hold_an_answer_tell_its_whole_text_in_deltas(body: bytes
         assert joined(events) == texts(completion)
 
 
-@law(150)
+@law(50)
 @given(ANY_BODY)
 def test_any_bytes_give_chunks_that_can_be_sent_on(body: bytes) -> None:
     reader = AnswerReader()
@@ -504,7 +505,7 @@ def test_any_bytes_give_chunks_that_can_be_sent_on(body: bytes) -> None:
         chunk.to_json().encode()
 
 
-@law(100)
+@law(35)
 @given(framed())
 def test_body_read_whole_gives_what_feeding_it_gives(body: bytes) -> None:
     _, completion, error = read_events([body])
@@ -516,7 +517,7 @@ def test_body_read_whole_gives_what_feeding_it_gives(body: bytes) -> None:
     assert result(whole, failure) == result(completion, error)
 
 
-@law(150)
+@law(50)
 @given(framed() | streams(1).map(lambda stream: stream.body) | st.sampled_from(RECORDED))
 def test_answer_is_the_same_in_every_mode(body: bytes) -> None:
     silent = AnswerReader(events=False)
@@ -528,7 +529,7 @@ def test_answer_is_the_same_in_every_mode(body: bytes) -> None:
     assert result(*finished(read_chunks([body]))) == wanted
 
 
-@law(100)
+@law(35)
 @given(st.data(), st.binary(max_size=80) | st.lists(
     st.sampled_from([b"data", b":", b" ", b"\n", b"\r", b"event", b"id", b"x", b"\xef\xbb\xbf", b"error", b"retry", b"7"])
 ).map(b"".join))  # fmt: skip
@@ -550,7 +551,7 @@ def test_parser_gives_the_same_payloads_however_bytes_are_cut(
     assert parsed(cut(body, places)) == parsed([body])
 
 
-@law(60)
+@law(20)
 @given(st.binary(max_size=60) | broken(), st.integers(1, 20))
 def test_parser_raises_nothing_but_its_limit(body: bytes, limit: int) -> None:
     parser = SSEParser(limit)
@@ -561,7 +562,7 @@ def test_parser_raises_nothing_but_its_limit(body: bytes, limit: int) -> None:
         assert len(body) > limit
 
 
-@law(150)
+@law(50)
 @given(st.binary(max_size=60) | framed() | st.text(
     st.sampled_from('{}[]":,\\ud83 \n\tdatnul0123456789.eE+-NI'), max_size=30
 ).map(str.encode))  # fmt: skip
@@ -571,7 +572,7 @@ def test_lenient_reader_gives_values_or_says_what_stopped_it(payload: bytes) -> 
     assert problem is None or str(problem)
 
 
-@law(150)
+@law(50)
 @given(ODD_FRAME)
 def test_object_of_any_shape_is_a_chunk_or_a_value_error(frame: object) -> None:
     fault_in(frame)
@@ -585,7 +586,7 @@ def test_object_of_any_shape_is_a_chunk_or_a_value_error(frame: object) -> None:
         made.to_json().encode()
 
 
-@law(60)
+@law(20)
 @given(st.text(st.sampled_from("a\u00e9\U0001f600\ud83d\ude00"), max_size=8), st.data())
 def test_text_mended_in_pieces_is_the_text_mended_whole(text: str, data: st.DataObject) -> None:
     mended, held = "", ""

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from asyncchat.errors import APIError, AsyncChatError, ProtocolError, RateLimitError, StreamCut
@@ -33,7 +34,7 @@ from tests.protocol.frames import (
     say,
     sse,
 )
-from tests.wire import cut, read
+from tests.wire import cut, places, read
 
 Result = tuple[Completion | None, AsyncChatError | None]
 
@@ -47,14 +48,13 @@ def ways(body: bytes) -> Iterator[list[bytes]]:
     for one in bodies:
         yield [one]
         yield cut(one, range(len(one)))
-    for position in range(1, len(body)):
-        yield cut(body, [position])
+    for place in places(body):
+        yield cut(body, [place])
 
 
 def summary(completion: Completion | None, error: AsyncChatError | None) -> tuple[Any, ...]:
-    dump = completion.model_dump() if completion is not None else None
     facts = (error.message, vars(error).get("code"), error.retryable) if error else ()
-    return repr(dump), type(error), facts
+    return repr(msgspec.to_builtins(completion)), type(error), facts
 
 
 def outcome(body: bytes, **options: Any) -> Result:

@@ -4,10 +4,12 @@ import asyncio
 import gc
 import os
 import resource
+import ssl
 import subprocess
 import sys
+import time
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +18,8 @@ from typing import IO, Any, Self
 import msgspec
 import pytest
 
-from tests.client.conftest import other_tasks
+from tests.client.conftest import other_tasks, start
+from tests.faults.server import AUTHORITY
 from tests.storms.server import Counts, raise_file_limit
 
 ROOT = Path(__file__).parents[2]
@@ -26,13 +29,22 @@ DROPPED = "a stream was dropped unread"
 class StormServer:
     """The parent's end of the server."""
 
-    def __init__(self, port: int, control: int) -> None:
+    def __init__(self, port: int, control: int, behind_tls: int) -> None:
         self.base_url = f"http://127.0.0.1:{port}/v1"
-        self._control = control
+        self.tls_url = f"https://127.0.0.1:{behind_tls}/v1"
+        self.port = port
+        self.control_port = control
+
+    def secure(self) -> dict[str, Any]:
+        """What makes a client speak to the server behind TLS."""
+        return {
+            "base_url": self.tls_url,
+            "ssl_context": ssl.create_default_context(cafile=AUTHORITY),
+        }
 
     @asynccontextmanager
     async def control(self) -> AsyncIterator["Control"]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._control)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.control_port, limit=2**24)
         try:
             yield Control(reader, writer)
         finally:
@@ -75,8 +87,7 @@ def storm_server(tmp_path: Path) -> Iterator[StormServer]:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            ports = process.stdout.readline().split()
-            yield StormServer(int(ports[0]), int(ports[1]))
+            yield StormServer(*map(int, process.stdout.readline().split()))
         finally:
             process.stdin.close()
         assert process.wait(10) == 0
@@ -164,6 +175,60 @@ def rss() -> float:
     """Resident memory of this process in MB."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+class Beat:
+    """Under `async with`: the longest time that one turn of the loop held the processor (`stall`, in seconds).
+
+    The lesser of the clock and the processor counts: a machine that is busy with something else is late on the clock
+    alone. `pause` is the longest collection of garbage, by the same measure.
+    """
+
+    def __init__(self) -> None:
+        self.stall = 0.0
+        self.pause = 0.0
+        self._began = (0.0, 0.0)
+
+    async def __aenter__(self) -> Self:
+        gc.callbacks.append(self._collecting)
+        self._task = start(self._run())
+        await asyncio.sleep(0)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        gc.callbacks.remove(self._collecting)
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        while True:
+            began = _clocks()
+            await asyncio.sleep(0.01)
+            self.stall = max(self.stall, _since(began) - 0.01)
+
+    def _collecting(self, phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = _clocks()
+        else:
+            self.pause = max(self.pause, _since(self._began))
+
+
+def _clocks() -> tuple[float, float]:
+    return time.monotonic(), time.thread_time()
+
+
+def _since(before: tuple[float, float]) -> float:
+    return min(now - then for now, then in zip(_clocks(), before, strict=True))
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return what so large a share of the values is not above."""
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))] if values else 0.0
 
 
 @pytest.fixture

@@ -10,22 +10,31 @@ Not here: tests; JSON and HTTP beyond what one honest client sends. The models:
     refused   status 503
     failed    some events and then an error event; a plain answer that is an error object
     held      head and first events, the rest when `release` is asked for
+    silent    nothing at all
+    burst     64 tokens in eight writes
+    paced     64 tokens, a write each two milliseconds
+    ticking   numbered tokens for ever, one a second; `ticking:0.1` is ten a second
 
-`python -m tests.storms.server` prints the ports of the server and of its control on the first line and ends when its
-stdin closes. The control takes lines, and answers each with the counts as JSON: `count`, `release`, and
-`wait NAME NUMBER`, which is answered when that count is at that number.
+`python -m tests.storms.server` prints three ports on the first line, of the server, of its control, and of the server
+behind TLS, and ends when its stdin closes. The control takes lines, and answers each with the counts as JSON: `count`,
+`release`, `wait NAME NUMBER`, which is answered when that count is at that number, and `lost`, which also tells when
+the connections of answers that were under way were lost since it was last asked, by the `user` of their requests.
 """
 
 import asyncio
 import itertools
 import resource
 import socket
+import ssl
 import struct
 import sys
+import time
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from tests.faults.server import CERTIFICATES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +49,8 @@ _CLOSE = b"connection: close\r\n"
 _END = b"0\r\n\r\n"
 _REFUSED = "503 Service Unavailable"
 _ERROR = {"error": {"message": "told to fail", "type": "server_error", "code": "told"}}
-_GROUP = 8  # events per write of a held answer
+_GROUP = 8  # events per write of a held answer, and of one that comes in bursts
+_LONG = {"held", "burst", "paced"}
 
 
 class Counts(msgspec.Struct):
@@ -52,6 +62,7 @@ class Counts(msgspec.Struct):
     most_answering: int = 0
     strays: int = 0  # bytes that came while an answer was under way
     requests: dict[str, int] = {}
+    lost: dict[str, float] = {}  # when, on the clock that all processes share
 
 
 # ------------------------------------------------------------------------------------------- bytes
@@ -75,14 +86,19 @@ _ROLE = _delta({"role": "assistant", "content": ""})
 _LAST = _delta({}, "stop") + _event(b"[DONE]") + _END
 
 
+@lru_cache(1000)
+def _tick(number: int) -> bytes:
+    return _delta({"content": f"tick{number} "})
+
+
 @lru_cache
 def _streamed(model: str, close: bool) -> tuple[bytes, ...]:
     """The writes of a streamed answer."""
     head = _STREAM + _CLOSE * close + b"\r\n"
-    words = [_delta({"content": word}) for word in (WORDS if model == "held" else WORDS[:4])]
+    words = [_delta({"content": word}) for word in (WORDS if model in _LONG else WORDS[:4])]
     if model == "good":
         return (head + _ROLE + b"".join(words) + _LAST,)
-    if model == "held":
+    if model in {"held", "burst"}:
         groups = [b"".join(words[i : i + _GROUP]) for i in range(0, len(words), _GROUP)]
         return (head + _ROLE + groups[0], *groups[1:-1], groups[-1] + _LAST)
     if model == "failed":
@@ -116,6 +132,7 @@ class Server:
             (0, 1, 3)
         )  # where an answer goes wrong: after so many writes
         self.held: list[Connection] = []
+        self.lost: dict[str, float] = {}
         self.waiters: list[tuple[str, int, Callable[[], None]]] = []
 
     def change(self, name: str, by: int) -> None:
@@ -131,8 +148,8 @@ class Server:
                 waiter[2]()
 
     async def control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        def tell() -> None:
-            writer.write(msgspec.json.encode(self.counts) + b"\n")
+        def tell(counts: Counts = self.counts) -> None:
+            writer.write(msgspec.json.encode(counts) + b"\n")
 
         while line := await reader.readline():
             match line.decode().split():
@@ -143,6 +160,9 @@ class Server:
                     for connection in held:
                         connection.step(0.0)
                     tell()
+                case ["lost"]:
+                    lost, self.lost = self.lost, {}
+                    tell(msgspec.structs.replace(self.counts, lost=lost))
                 case _:
                     tell()
         self.waiters = []
@@ -158,6 +178,7 @@ class Connection(asyncio.Protocol):
         self.writes: list[bytes] = []  # what is to come, the next one last
         self.answering = False
         self.close = False
+        self.user = ""
         self.timer: asyncio.Handle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -168,6 +189,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self.timer is not None:
             self.timer.cancel()
+        if self.answering and self.user:
+            self.server.lost[self.user] = time.monotonic()
         self.finish()
         self.server.change("open", -1)
 
@@ -179,7 +202,10 @@ class Connection(asyncio.Protocol):
             self.received = received
             return
         self.received = b""
-        model = body.partition(b'"model":"')[2].partition(b'"')[0].decode()
+        model, self.user = (
+            body.partition(b'"%b":"' % name)[2].partition(b'"')[0].decode()
+            for name in (b"model", b"user")
+        )
         requests = self.server.counts.requests
         requests[model] = requests.get(model, 0) + 1
         self.answering = True
@@ -198,12 +224,30 @@ class Connection(asyncio.Protocol):
             elif model == "cut":
                 self.transport.close()
             return
+        if model.startswith("ticking"):
+            self.transport.write(writes[0] + writes[1])
+            self.tick(float(model.partition(":")[2] or 1), 0)
+            return
         self.writes = list(reversed(writes))
-        if model == "held":
-            self.transport.write(self.writes.pop())
-            self.server.held.append(self)
-        else:
-            self.step(0.001)
+        match model:
+            case "silent":
+                pass
+            case "held":
+                self.transport.write(self.writes.pop())
+                self.server.held.append(self)
+            case "burst":
+                self.step(0.0)
+            case "paced":
+                self.step(0.002)
+            case _:
+                self.step(0.001)
+
+    def tick(self, seconds: float, number: int) -> None:
+        """Write a numbered token, and the next one so many seconds later."""
+        if not self.transport.is_closing():
+            self.transport.write(_tick(number))
+            loop = asyncio.get_running_loop()
+            self.timer = loop.call_later(seconds, self.tick, seconds, number + 1)
 
     def step(self, seconds: float) -> None:
         """Write the next piece, and the others one by one, so many seconds apart."""
@@ -255,10 +299,17 @@ async def serve() -> None:
     raise_file_limit()
     loop = asyncio.get_running_loop()
     server = Server()
-    listening = await loop.create_server(lambda: Connection(server), "127.0.0.1", 0, backlog=4096)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATES / "good.pem")
+    plain, behind_tls = [
+        await loop.create_server(
+            lambda: Connection(server), "127.0.0.1", 0, backlog=4096, ssl=using
+        )
+        for using in (None, context)
+    ]
     control = await asyncio.start_server(server.control, "127.0.0.1", 0)
-    ports = [one.sockets[0].getsockname()[1] for one in (listening, control)]
-    sys.stdout.write(f"{ports[0]} {ports[1]}\n")
+    ports = [one.sockets[0].getsockname()[1] for one in (plain, control, behind_tls)]
+    sys.stdout.write(" ".join(map(str, ports)) + "\n")
     sys.stdout.flush()
     ended = asyncio.Event()
     loop.add_reader(sys.stdin, ended.set)

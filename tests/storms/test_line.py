@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from asyncchat import Limits, RetryPolicy, Timeout
+from asyncchat import Endpoint, Limits, RetryPolicy, Timeout
 from asyncchat.client.pool import Call, Place, SessionPool
 from asyncchat.client.reply import Reply
 from asyncchat.client.session import Session
@@ -34,7 +34,7 @@ class Instant(Session):
     """Sends nothing, and writes down whose turn it was."""
 
     def __init__(self) -> None:
-        super().__init__("http://127.0.0.1/v1")
+        super().__init__(Endpoint("http://127.0.0.1/v1"))
         self.served: list[int] = []
 
     async def post(self, request: ChatRequest, **how: Any) -> Reply:
@@ -47,7 +47,7 @@ class Line:
 
     def __init__(self) -> None:
         self.session = Instant()
-        self.pool = SessionPool(self.session, Limits(in_flight=1))
+        self.pool = SessionPool([self.session], Limits(in_flight=1))
         self.tasks: list[asyncio.Task[None]] = []
 
     async def take_place(self) -> Place:
@@ -59,7 +59,7 @@ class Line:
     async def join(self, number: int) -> None:
         async def hold(_: Reply, place: Place) -> None:
             await asyncio.sleep(0)
-            place.release(None)
+            place.release()
 
         await self.pool.run(REQUEST, _call(number), hold, stream=False)
 
@@ -108,7 +108,7 @@ async def cost(
     assert line.pool.statistics().waiting == waiting
 
     begun = meter()
-    place.release(None)
+    place.release()
     while len(line.session.served) <= decisions:
         await asyncio.sleep(0)
     spent["be served"] = meter() - begun
@@ -176,7 +176,7 @@ async def test_first_come_is_first_served_whoever_gives_up(seed: int) -> None:
     place = await line.take_place()
     gave_up = set()
     await line.grow(500)
-    place.release(None)
+    place.release()
     while len(line.tasks) < 2000 or any(not task.done() for task in line.tasks):
         await asyncio.sleep(0)
         if len(line.tasks) < 2000:

@@ -19,6 +19,7 @@ from asyncchat import (
     ReasoningDone,
     RefusalDelta,
     RefusalDone,
+    Resumed,
     Statistics,
     Timing,
     ToolCall,
@@ -68,7 +69,7 @@ def every_event(event: Event) -> str:
         case ToolCallStarted(index, name):
             assert_type(index, int)
             return assert_type(name, str)
-        case ToolCallDelta() | ToolCallDone() | LogprobsDelta():
+        case ToolCallDelta() | ToolCallDone() | LogprobsDelta() | Resumed():
             return event.type
         case UsageReport(usage):
             assert_type(usage, Usage)

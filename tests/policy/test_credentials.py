@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from asyncchat.client.credentials import (
+from asyncchat.policy.credentials import (
     Secret,
     checked_base_url,
     checked_headers,

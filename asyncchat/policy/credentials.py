@@ -40,8 +40,19 @@ class Secret:
         raise TypeError("a key is not pickled")
 
 
-def checked_base_url(text: str) -> str:
+def checked_base_url(
+    text: str,
+    name: str = "base_url",
+    query: str = "default_query",
+    headers: str = "default_headers",
+) -> str:
     """Return a base URL without the path that we add ourselves.
+
+    Args:
+        text: the URL.
+        name: what the caller calls it; `query` and `headers` are where else its parts could be given.
+        query: see `name`.
+        headers: see `name`.
 
     Raises:
         ValueError: it is no http(s) URL, or it holds a user name or password.
@@ -49,17 +60,15 @@ def checked_base_url(text: str) -> str:
     try:
         url = URL(text.strip())
     except (ValueError, AttributeError, TypeError):
-        raise ValueError(f"base_url {text!r} is no URL; it looks like https://host/v1.") from None
+        raise ValueError(f"{name} {text!r} is no URL; it looks like https://host/v1.") from None
     if url.scheme not in ("http", "https") or not url.host:
         raise ValueError(
-            f"base_url {text!r} needs http:// or https:// and a host, as in https://host/v1."
+            f"{name} {text!r} needs http:// or https:// and a host, as in https://host/v1."
         )
     if url.user is not None or url.password is not None:
-        raise ValueError(
-            "base_url holds a user name or password; pass api_key or default_headers."
-        )
+        raise ValueError(f"{name} holds a user name or password; pass api_key or {headers}.")
     if url.query_string or url.fragment:
-        raise ValueError("base_url holds a query or fragment; pass default_query instead.")
+        raise ValueError(f"{name} holds a query or fragment; pass {query} instead.")
     return str(url).rstrip("/").removesuffix("/chat/completions").rstrip("/")
 
 

@@ -7,6 +7,7 @@ Not here: tests. A case is a folder with `stream.sse` (the body's bytes), `expec
 import gzip
 import json
 import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ from asyncchat.protocol.answer import AnswerReader
 from asyncchat.protocol.response import Choice, Completion
 
 RECORDINGS = Path(__file__).parent / "recordings"
+EVERY_PLACE = bool(os.environ.get("ASYNCCHAT_EVERY_PLACE"))
+"""Whether bodies are cut in two at every place, as `make test-slow` does, and not at every third."""
 
 
 class WireCase(NamedTuple):
@@ -62,6 +65,13 @@ def cut(body: bytes, at: Iterable[int]) -> list[bytes]:
     """The body in pieces that end at the given offsets."""
     ends = [*sorted({i for i in at if 0 < i < len(body)}), len(body)]
     return [body[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def places(body: bytes) -> list[int]:
+    """Where to cut a body in two: at every third byte, and on each side of each byte of a line end."""
+    step = 1 if EVERY_PLACE else 3
+    ends = {at + side for at, byte in enumerate(body) if byte in b"\r\n" for side in (0, 1)}
+    return sorted(ends.union(range(1, len(body), step)) - {0, len(body)})
 
 
 def read(

@@ -52,7 +52,7 @@ class AnswerStarted(msgspec.Struct, frozen=True, tag="answer.started"):
 
 
 class AttemptFailed(msgspec.Struct, frozen=True, tag="attempt.failed"):
-    """An attempt failed before its answer began. `wait` is the seconds until the next one, None where there is none.
+    """An attempt failed before its answer began, or in it where it is taken up again (`resume=`). `wait` is the seconds until the next one, None where there is none.
 
     `blame` says what the failure is put down to: `request`, `limited`, `key`, `model`, `gone`, `overloaded` or `broken`.
     """

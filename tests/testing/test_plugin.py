@@ -45,7 +45,8 @@ def test_the_fixture_works_in_every_mode(
     pytester.makeconftest("import pytest\n@pytest.fixture\ndef anyio_backend(): return 'asyncio'")
     if "no:asyncio" not in options:
         options = [*options, "-o", "asyncio_default_fixture_loop_scope=function"]
-    result = pytester.runpytest_subprocess("-W", "error", "-p", "no:cacheprovider", *options)
+    without = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")  # slow to begin
+    result = pytester.runpytest_subprocess("-W", "error", *without, *options)
     result.assert_outcomes(passed=1)
 
 

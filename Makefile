@@ -1,4 +1,6 @@
 # Two commands: `make demo` and `make test`. Both set up everything they need, and do nothing twice.
+# Compiled modules are kept, whatever the environment says: each run would compile everything again.
+export PYTHONDONTWRITEBYTECODE :=
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -31,7 +33,7 @@ format: $(VENV)/.dev ## let the formatter and the linter mend what they can
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
 
 bench: $(VENV)/.bench ## side by side with bare aiohttp and openai; prints ratios
-	@for b in parse stream request pool; do $(BIN)/python -m benchmarks.bench_$$b || exit 1; done
+	@for b in parse stream request pool structured; do $(BIN)/python -m benchmarks.bench_$$b || exit 1; done
 
 clean:          ## remove the environment
 	rm -rf $(VENV)

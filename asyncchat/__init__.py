@@ -11,9 +11,19 @@ from asyncchat._version import __version__
 
 if TYPE_CHECKING:
     from asyncchat.client.client import AsyncChat as AsyncChat
+    from asyncchat.client.many import MapEvent as MapEvent
+    from asyncchat.client.many import Mapped as Mapped
+    from asyncchat.client.many import MapProgress as MapProgress
+    from asyncchat.client.many import MapResult as MapResult
     from asyncchat.client.observe import Observer as Observer
     from asyncchat.client.pool import EndpointStatistics as EndpointStatistics
     from asyncchat.client.pool import Statistics as Statistics
+    from asyncchat.client.run import RunEvent as RunEvent
+    from asyncchat.client.run import ToolFinished as ToolFinished
+    from asyncchat.client.run import ToolRecord as ToolRecord
+    from asyncchat.client.run import ToolRun as ToolRun
+    from asyncchat.client.run import ToolStarted as ToolStarted
+    from asyncchat.client.run import TurnFinished as TurnFinished
     from asyncchat.client.stream import ChatStream as ChatStream
     from asyncchat.errors import APIConnectionError as APIConnectionError
     from asyncchat.errors import APIError as APIError
@@ -29,6 +39,7 @@ if TYPE_CHECKING:
     from asyncchat.errors import LengthFinishReasonError as LengthFinishReasonError
     from asyncchat.errors import LimitExceeded as LimitExceeded
     from asyncchat.errors import LineFull as LineFull
+    from asyncchat.errors import MaxTurnsReached as MaxTurnsReached
     from asyncchat.errors import NotFoundError as NotFoundError
     from asyncchat.errors import OutputMismatch as OutputMismatch
     from asyncchat.errors import PermissionDeniedError as PermissionDeniedError
@@ -36,6 +47,7 @@ if TYPE_CHECKING:
     from asyncchat.errors import ProtocolError as ProtocolError
     from asyncchat.errors import RateLimit as RateLimit
     from asyncchat.errors import RateLimitError as RateLimitError
+    from asyncchat.errors import RefusalError as RefusalError
     from asyncchat.errors import StreamCut as StreamCut
     from asyncchat.errors import StreamStalled as StreamStalled
     from asyncchat.errors import UnprocessableEntityError as UnprocessableEntityError
@@ -88,14 +100,32 @@ if TYPE_CHECKING:
     from asyncchat.protocol.response import Timing as Timing
     from asyncchat.protocol.response import ToolCall as ToolCall
     from asyncchat.protocol.response import Usage as Usage
+    from asyncchat.protocol.schema import OutputType as OutputType
+    from asyncchat.protocol.schema import SchemaError as SchemaError
+    from asyncchat.protocol.schema import Tool as Tool
+    from asyncchat.protocol.schema import tool as tool
     from asyncchat.protocol.sse import SSEParser as SSEParser
 
 _HOMES = {
     "asyncchat.client.client": ("AsyncChat",),
+    "asyncchat.client.many": (
+        "MapEvent",
+        "MapProgress",
+        "MapResult",
+        "Mapped",
+    ),
     "asyncchat.client.observe": ("Observer",),
     "asyncchat.client.pool": (
         "EndpointStatistics",
         "Statistics",
+    ),
+    "asyncchat.client.run": (
+        "RunEvent",
+        "ToolFinished",
+        "ToolRecord",
+        "ToolRun",
+        "ToolStarted",
+        "TurnFinished",
     ),
     "asyncchat.client.stream": ("ChatStream",),
     "asyncchat.errors": (
@@ -113,6 +143,7 @@ _HOMES = {
         "LengthFinishReasonError",
         "LimitExceeded",
         "LineFull",
+        "MaxTurnsReached",
         "NotFoundError",
         "OutputMismatch",
         "PermissionDeniedError",
@@ -120,6 +151,7 @@ _HOMES = {
         "ProtocolError",
         "RateLimit",
         "RateLimitError",
+        "RefusalError",
         "StreamCut",
         "StreamStalled",
         "UnprocessableEntityError",
@@ -182,6 +214,12 @@ _HOMES = {
         "Timing",
         "ToolCall",
         "Usage",
+    ),
+    "asyncchat.protocol.schema": (
+        "OutputType",
+        "SchemaError",
+        "Tool",
+        "tool",
     ),
     "asyncchat.protocol.sse": ("SSEParser",),
 }

@@ -16,6 +16,8 @@ work carries errors across processes. Names in common with `openai` mean the sam
     ├── OutputMismatch                  the answer does not fit the type asked for
     ├── LengthFinishReasonError         the model ran out of tokens where something had to be parsed
     ├── ContentFilterFinishReasonError  a content filter ended the answer
+    ├── RefusalError                    the model refused where something had to be parsed
+    ├── MaxTurnsReached                 the model still calls tools after as many turns as it may have
     ├── PoolClosed                      the client was closed
     ├── LineFull                        more requests wait than `Limits` allows
     └── JournalError                    the record of a batch cannot be used
@@ -46,6 +48,7 @@ __all__ = [
     "LengthFinishReasonError",
     "LimitExceeded",
     "LineFull",
+    "MaxTurnsReached",
     "NotFoundError",
     "OutputMismatch",
     "PermissionDeniedError",
@@ -53,6 +56,7 @@ __all__ = [
     "ProtocolError",
     "RateLimit",
     "RateLimitError",
+    "RefusalError",
     "StreamCut",
     "StreamStalled",
     "UnprocessableEntityError",
@@ -253,6 +257,16 @@ class LengthFinishReasonError(AsyncChatError):
 
 class ContentFilterFinishReasonError(AsyncChatError):
     """A content filter ended the answer before it could be parsed; `partial` holds it."""
+
+
+class RefusalError(AsyncChatError):
+    """The model refused where something had to be parsed; `partial.message.refusal` has its words."""
+
+
+class MaxTurnsReached(AsyncChatError):
+    """The model still calls tools after as many turns as it may have; `messages` is the conversation so far."""
+
+    messages: "tuple[object, ...]" = ()
 
 
 class PoolClosed(AsyncChatError):

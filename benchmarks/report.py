@@ -20,7 +20,7 @@ import msgspec
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-_PACKAGES = ("asyncchat", "aiohttp", "msgspec", "openai", "httpx2", "pydantic", "uvloop")
+_PACKAGES = ("asyncchat", "aiohttp", "msgspec", "jiter", "openai", "httpx2", "pydantic", "uvloop")
 
 MICROSECONDS = "\N{MICRO SIGN}s"
 Key = tuple[str, str]  # (case, row)

@@ -23,6 +23,7 @@ from asyncchat.errors import (
     LengthFinishReasonError,
     LimitExceeded,
     LineFull,
+    MaxTurnsReached,
     NotFoundError,
     OutputMismatch,
     PermissionDeniedError,
@@ -30,6 +31,7 @@ from asyncchat.errors import (
     ProtocolError,
     RateLimit,
     RateLimitError,
+    RefusalError,
     StreamCut,
     StreamStalled,
     UnprocessableEntityError,
@@ -67,6 +69,8 @@ TREE: dict[type[AsyncChatError], tuple[type[Exception], bool]] = {
     ContentFilterFinishReasonError: (AsyncChatError, False),
     PoolClosed: (AsyncChatError, False),
     LineFull: (AsyncChatError, True),
+    RefusalError: (AsyncChatError, False),
+    MaxTurnsReached: (AsyncChatError, False),
     JournalError: (AsyncChatError, False),
 }
 

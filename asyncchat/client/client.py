@@ -4,19 +4,23 @@ Not here: anything that awaits the network itself. `chat.completions` is thin al
 against `AsyncOpenAI` runs with another import.
 """
 
+import functools
 import os
 import ssl
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 import msgspec
 
+from asyncchat.client.many import Mapped, MapProgress, MapResult, Prompt
 from asyncchat.client.observe import Observer, Observers, log_as_the_environment_says
 from asyncchat.client.pool import Call, Place, SessionPool, Statistics
 from asyncchat.client.reply import Reply
+from asyncchat.client.run import Plan, ToolRecord, ToolRun
 from asyncchat.client.session import Session
 from asyncchat.client.stream import ChatStream, Opened
+from asyncchat.errors import OutputMismatch
 from asyncchat.policy.credentials import checked_base_url
 from asyncchat.policy.endpoint import Endpoint, KeySource
 from asyncchat.policy.limits import Limits
@@ -24,13 +28,17 @@ from asyncchat.policy.retry import Resume, RetryPolicy
 from asyncchat.policy.timeout import Timeout
 from asyncchat.protocol.answer import AnswerReader
 from asyncchat.protocol.events import Event
+from asyncchat.protocol.parsed import read_value, sum_usage
 from asyncchat.protocol.request import ChatRequest, Messages
-from asyncchat.protocol.response import Chunk, Completion
+from asyncchat.protocol.response import Chunk, Completion, Usage
+from asyncchat.protocol.schema import Dialect, Tool, output_type
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
 
 __all__ = ["AsyncChat", "Chat", "Completions"]
+
+_T = TypeVar("_T")
 
 _OPENAI = "https://api.openai.com/v1"
 
@@ -71,9 +79,16 @@ class _Core:
         extra = fields.pop("extra_body", None)
         if fields.get("model") is None:
             fields["model"] = self.settings.model
-        return ChatRequest(
-            messages, fields, system=system, extra_body=extra, needs_model=not self.has_models
+        made = ChatRequest(
+            messages,
+            fields,
+            system=system,
+            extra_body=extra,
+            needs_model=not self.has_models,
+            dialect=fields.pop("dialect", None),
         )
+        made.check(server.endpoint.dialect for server in self.pool.servers)
+        return made
 
     def call(self, fields: dict[str, Any]) -> Call:
         """Take out of a call's keywords what says how it is sent."""
@@ -224,6 +239,50 @@ class AsyncChat:
         made._core, made.chat = core, Chat(core)  # noqa: SLF001  another of our own
         return made
 
+    def map(
+        self,
+        prompts: Iterable[Prompt] | AsyncIterable[Prompt],
+        *,
+        limit: int = 64,
+        ordered: bool = True,
+        stream: bool = False,
+        on_progress: Callable[[MapProgress], object] | None = None,
+        **fields: Any,
+    ) -> Mapped:
+        """Return the answers to many prompts, for `async with` and `async for`: see `Mapped`.
+
+        Args:
+            prompts: any iterable or async iterable, read lazily. A prompt is a str, a list of messages, or a dict of the
+                fields of its request, with `messages` or `prompt` among them.
+            limit: how many are alive at once.
+            ordered: whether results come in the order of the prompts, or as they are complete.
+            stream: give the events of all answers as they come, each as a `MapEvent`, and a `MapResult` at each end.
+            on_progress: called after each result with a `MapProgress`.
+            fields: of every request, as for `chat(...)`.
+
+        Raises:
+            ValueError: `limit` is none.
+            TypeError: `prompts` is no iterable of prompts. What is wrong with one prompt is in its result.
+        """
+        ask = functools.partial(self.chat.answer_to, fields=fields)
+        return Mapped(ask, prompts, limit, ordered=ordered, stream=stream, on_progress=on_progress)
+
+    async def gather(
+        self,
+        prompts: Iterable[Prompt] | AsyncIterable[Prompt],
+        *,
+        limit: int = 64,
+        on_progress: Callable[[MapProgress], object] | None = None,
+        **fields: Any,
+    ) -> list[MapResult]:
+        """Return the answers to many prompts, in their order, failures among them. Arguments as `map`."""
+        found: list[MapResult] = []
+        mapped = self.map(prompts, limit=limit, ordered=False, on_progress=on_progress, **fields)
+        async with mapped as results:
+            async for result in results:
+                found.append(result)  # noqa: PERF401  an async comprehension reads worse
+        return sorted(found, key=lambda result: result.index)
+
     def statistics(self) -> Statistics:
         """Return what the client is doing and has done."""
         return self._core.pool.statistics()
@@ -339,7 +398,186 @@ class Chat:
         def make_reader(content_type: str) -> AnswerReader:
             return core.reader(content_type, request.n)
 
-        return ChatStream(start, make_reader, mode=mode, resume=resume, resumes=resumes)
+        return ChatStream(
+            start,
+            make_reader,
+            mode=mode,
+            resume=resume,
+            resumes=resumes,
+            output=request.output,
+        )
+
+    def answer_to(self, prompt: Prompt, fields: Mapping[str, Any]) -> ChatStream[Event]:
+        """Return the stream that answers one prompt of many."""
+        if not isinstance(prompt, Mapping):
+            return self.stream(prompt, **fields)
+        own = {**fields, **prompt}
+        messages = own.pop("messages", None)
+        said = own.pop("prompt", None)
+        if (messages is None) == (said is None):
+            raise ValueError("a prompt that is a dict has either `messages` or `prompt` in it.")
+        return self.stream(said if messages is None else messages, **own)
+
+    # ------------------------------------------------------------------------------ types and tools
+
+    async def parse(
+        self,
+        messages: Messages,
+        output: "type[_T]",
+        *,
+        system: str | None = None,
+        reask: int = 0,
+        dialect: Dialect | None = None,
+        **fields: Any,
+    ) -> _T:
+        """Return the answer as a value of a type.
+
+        Args:
+            messages: as for `chat(...)`.
+            output: a Struct, dataclass, TypedDict, pydantic model, or anything made of these and JSON's own types.
+            system: as for `chat(...)`.
+            reask: how often to ask again, with the error, where the answer does not fit.
+            dialect: how the schema is sent; else as the endpoint prefers.
+            fields: as for `chat(...)`.
+
+        Raises:
+            SchemaError: the type has no schema in the dialect; nothing is sent.
+            OutputMismatch: the answer does not fit; `partial` holds it.
+            RefusalError: the model refused.
+            LengthFinishReasonError: the answer was cut at its token limit, and is never taken for a whole one.
+            ContentFilterFinishReasonError: a filter ended it. And what `chat(...)` raises.
+        Cancellation: as `chat(...)`.
+        """
+        answer = await self.parse_completion(
+            messages, output, system=system, reask=reask, dialect=dialect, **fields
+        )
+        value: _T = answer.message.parsed
+        return value
+
+    async def parse_completion(
+        self,
+        messages: Messages,
+        output: Any,
+        *,
+        system: str | None = None,
+        reask: int = 0,
+        dialect: Dialect | None = None,
+        **fields: Any,
+    ) -> Completion:
+        """Return the whole answer, with the value in `message.parsed`. As `parse` otherwise; `usage` is that of all attempts."""
+        given: object = reask
+        if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+            raise ValueError(f"reask={given!r}: it is a whole number from 0 up.")
+        wanted = output_type(output)
+        asked: list[Any] = (
+            [{"role": "user", "content": messages}]
+            if isinstance(messages, str)
+            else list(messages)
+        )
+        usages: list[Usage | None] = []
+        while True:
+            answer = await self(
+                asked, system=system, response_format=wanted, dialect=dialect, **fields.copy()
+            )
+            usages.append(answer.usage)
+            answer.usage = sum_usage(usages) if len(usages) > 1 else answer.usage
+            try:
+                read_value(wanted, answer)
+            except OutputMismatch as error:
+                if len(usages) > reask:
+                    raise
+                again = f"That does not fit: {error.message}. Answer again, with JSON that fits."
+                asked += [answer.message, {"role": "user", "content": again}]
+            else:
+                return answer
+
+    def run_stream(
+        self,
+        messages: Messages,
+        tools: Iterable[Callable[..., Any] | Tool],
+        *,
+        system: str | None = None,
+        max_turns: int = 10,
+        parallel: int = 8,
+        eager: bool = False,
+        confirm: Callable[[ToolRecord], Any] | None = None,
+        **fields: Any,
+    ) -> ToolRun:
+        """Return a conversation in which the model calls tools, as events: see `ToolRun`.
+
+        Args:
+            messages: as for `chat(...)`.
+            tools: functions, async or not, or `Tool`s made of them. Those that are not async run in threads.
+            system: as for `chat(...)`.
+            max_turns: how many answers the model may give; `MaxTurnsReached` beyond.
+            parallel: how many tools may run at once.
+            eager: begin a call as soon as it is whole, while the answer still comes.
+            confirm: asked before a tool that wants confirmation runs; gives True, False, or what to tell the model instead.
+                Without it the run pauses there, and `run.resume(...)` goes on.
+            fields: as for `chat(...)`; with `response_format=T` the last answer is read into `run.output`.
+
+        Raises:
+            SchemaError: a function has no schema in the dialect; nothing is sent.
+            ValueError: two tools of one name, or as `chat(...)`.
+        """
+        toolbox: dict[str, Tool] = {}
+        for given in tools:
+            made = given if isinstance(given, Tool) else Tool(given)
+            if made.name in toolbox:
+                raise ValueError(f"two tools are called {made.name!r}.")
+            toolbox[made.name] = made
+        if max_turns < 1 or parallel < 1:
+            raise ValueError("max_turns and parallel are whole numbers from 1 up.")
+        wanted = fields.get("response_format")
+        typed = wanted is not None and not isinstance(wanted, Mapping)
+        first: list[Any] = [] if system is None else [{"role": "system", "content": system}]
+        first += (
+            [{"role": "user", "content": messages}]
+            if isinstance(messages, str)
+            else list(messages)
+        )
+
+        def ask(said: list[Any]) -> ChatStream[Event]:
+            return self.stream(said, tools=list(toolbox.values()) or None, **fields.copy())
+
+        self._core.request(first, None, {**fields, "tools": list(toolbox.values()) or None})
+        return ToolRun(
+            Plan(
+                ask,
+                toolbox,
+                max_turns,
+                parallel,
+                eager,
+                confirm,
+                output_type(wanted) if typed else None,
+            ),
+            first,
+        )
+
+    async def run(
+        self,
+        messages: Messages,
+        tools: Iterable[Callable[..., Any] | Tool],
+        *,
+        system: str | None = None,
+        max_turns: int = 10,
+        parallel: int = 8,
+        eager: bool = False,
+        confirm: Callable[[ToolRecord], Any] | None = None,
+        **fields: Any,
+    ) -> ToolRun:
+        """Let the model call tools until it answers, and return the run. Arguments and errors as `run_stream`."""
+        run = self.run_stream(
+            messages,
+            tools,
+            system=system,
+            max_turns=max_turns,
+            parallel=parallel,
+            eager=eager,
+            confirm=confirm,
+            **fields,
+        )
+        return await run.final()
 
 
 class Completions:
@@ -377,6 +615,12 @@ class Completions:
         )
         await made.start()
         return made
+
+    async def parse(
+        self, *, messages: Messages, response_format: Any, **fields: Any
+    ) -> Completion:
+        """Return the answer, with its value in `choices[0].message.parsed`; errors as `chat.parse`."""
+        return await self._chat.parse_completion(messages, response_format, **fields)
 
     def stream(self, *, messages: Messages, **fields: Any) -> ChatStream[Event]:
         """Return the answer as a stream of events; the same as `chat.stream`."""

@@ -20,7 +20,7 @@ from asyncchat.client.observe import Observers
 from asyncchat.client.reply import Reply, now
 from asyncchat.client.session import Session
 from asyncchat.errors import APIStatusError, AsyncChatError, PoolClosed, RateLimit
-from asyncchat.policy.balance import elsewhere, note
+from asyncchat.policy.balance import NOT_BEGUN, elsewhere, note
 from asyncchat.policy.breaker import State
 from asyncchat.policy.estimate import TokenEstimate
 from asyncchat.policy.lane import Ask, Hold, Lane, Server
@@ -127,9 +127,8 @@ class _Ticket:
         self.started = now()
         total = call.timeout.total
         self.deadline = None if total is None else self.started + total
-        self.key = secrets.token_hex(
-            16
-        )  # one for all attempts: a server that knows it answers once
+        # One for all attempts: a server that knows the header answers once.
+        self.key = secrets.token_hex(16)
         self.attempts = 0
         self.free = 0  # attempts that do not count, since no server has begun to work on them
         self.resumed = 0
@@ -462,12 +461,7 @@ class SessionPool:
         others: list[Lane] = []
         if found != "request" and (left is None or left > 0):
             others = elsewhere(self.line.lanes(ticket.ask.model), at, ticket.ask)
-        if others and found in (
-            "limited",
-            "key",
-            "model",
-            "gone",
-        ):  # nobody has begun to work on it
+        if others and found in NOT_BEGUN:
             ticket.free += 1
             wait = 0.0
         elif others:

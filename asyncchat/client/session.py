@@ -220,7 +220,12 @@ class Session:
         return reply
 
     def _body(self, request: ChatRequest, *, stream: bool) -> bytes | io.BytesIO:
-        body = request.encode(stream=stream, ask_usage=self.asks_usage, model=self.endpoint.model)
+        body = request.encode(
+            stream=stream,
+            ask_usage=self.asks_usage,
+            model=self.endpoint.model,
+            dialect=self.endpoint.dialect,
+        )
         return body if len(body) < _LARGE_BODY else io.BytesIO(body)
 
     def _without_keys(self, text: str, secret: Secret | None) -> str:

@@ -6,6 +6,7 @@ read that nobody asked for. Closing awaits nothing, so a stream left early frees
 
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from math import inf
 from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
@@ -14,13 +15,17 @@ from asyncchat.errors import (
     APIConnectionError,
     APITimeoutError,
     AsyncChatError,
+    OutputMismatch,
     StreamCut,
     StreamStalled,
 )
 from asyncchat.policy.retry import Resume
 from asyncchat.protocol.answer import AnswerReader
 from asyncchat.protocol.events import ContentDelta, Event, Resumed
+from asyncchat.protocol.parsed import read_value
+from asyncchat.protocol.partial import Elements, PartialJSON
 from asyncchat.protocol.response import HTTP, Chunk, Completion, Timing
+from asyncchat.protocol.schema import OutputType
 
 __all__ = ["ChatStream", "Lease", "Opened"]
 
@@ -130,6 +135,7 @@ class ChatStream(Generic[_Item]):
         "_make_reader",
         "_mode",
         "_open",
+        "_output",
         "_reader",
         "_ready",
         "_reply",
@@ -147,7 +153,9 @@ class ChatStream(Generic[_Item]):
         mode: _Mode = "events",
         resume: "Callable[[ChatStream[Any], Any, str], Awaitable[Opened]] | None" = None,
         resumes: Resume | None = None,
+        output: OutputType[Any] | None = None,
     ) -> None:
+        self._output = output
         self._open = start
         self._make_reader = make_reader
         self._mode: _Mode = mode
@@ -278,6 +286,87 @@ class ChatStream(Generic[_Item]):
             raise ValueError(_NO_TEXT)
         self._read_as("events")
         return self._walk(_Text)
+
+    def items(self) -> AsyncIterator[Any]:
+        """Iterate the elements of the list that the answer is to be, each checked and whole, as soon as it is closed.
+
+        Needs `response_format=list[T]`. Each character of the answer is looked at once.
+
+        Raises:
+            ValueError: the answer is not to be a list.
+            OutputMismatch: an element does not fit.
+            RefusalError: the model refused.
+            LengthFinishReasonError: the answer was cut at its token limit; so does ContentFilterFinishReasonError by a filter.
+        """
+        if self._output is None or not self._output.is_list:
+            raise ValueError("items() wants a list to come: pass response_format=list[T].")
+        self._refuse_restart("items()")
+        self._read_as("events")
+        elements, decode = Elements("value"), self._output.element_decoder()
+
+        def take(text: str) -> Iterator[Any]:
+            return map(decode, elements.feed(text))
+
+        def end() -> Iterator[Any]:
+            _ = self.parsed  # which raises what keeps the whole from being one
+            return iter(())
+
+        return self._grow(take, end)
+
+    def partials(self, *, every: float = 0.05) -> AsyncIterator[Any]:
+        """Iterate the value that the answer is to be, while it grows; the last one is whole and checked.
+
+        Until then the fields of structs and dataclasses are None where nothing has come, strings may be the beginnings of
+        what they will be, and a number at the very end may grow. Other types come as plain dicts and lists.
+
+        Args:
+            every: seconds between two values at least. In long answers they are further apart, so that the cost of them all
+                stays linear.
+
+        Raises:
+            ValueError: the answer is not to be of a type.
+            OutputMismatch: the whole answer does not fit; the others as `items`.
+        """
+        if self._output is None:
+            raise ValueError("partials() wants a type to come: pass response_format=T.")
+        self._refuse_restart("partials()")
+        self._read_as("events")
+        output, growing, shown = self._output, PartialJSON(), -inf
+
+        def take(text: str) -> Iterator[Any]:
+            nonlocal shown
+            growing.feed(text)
+            if growing.may_parse and now() - shown >= every:
+                value = output.partial(growing)
+                shown = now()
+                if value is not None:
+                    yield value
+
+        return self._grow(take, lambda: iter((self.parsed,)))
+
+    def _refuse_restart(self, what: str) -> None:
+        if self._resumes is not None and self._resumes.mode == "restart":
+            raise ValueError(_NO_TEXT.replace("text()", what))
+
+    def _grow(
+        self, take: Callable[[str], Iterator[Any]], end: Callable[[], Iterator[Any]]
+    ) -> AsyncIterator[Any]:
+        self._first_data = None  # from here on the way of reading is settled
+        return _Growing(self._ready, self._next, self._drop, lambda: self.snapshot, take, end)
+
+    @property
+    def parsed(self) -> Any:  # noqa: ANN401  of the type that was asked for
+        """The finished answer as a value of the type in `response_format=`.
+
+        Raises:
+            RuntimeError: the stream has not ended.
+            ValueError: no type was asked for.
+            OutputMismatch: it does not fit; RefusalError, LengthFinishReasonError, ContentFilterFinishReasonError: why
+                there is none. Each carries the answer in `partial`.
+        """
+        if self._output is None:
+            raise ValueError("no type was asked for: pass response_format=T.")
+        return read_value(self._output, self.completion)
 
     def chunks(self) -> AsyncIterator[Chunk]:
         """Iterate OpenAI-shaped chunks, as the server sent them.
@@ -524,6 +613,47 @@ class _Items:
 
     def __del__(self) -> None:
         self._drop()
+
+
+class _Growing(_Items):
+    """Walks values made of the text of the first choice; `end` gives what comes when that is whole."""
+
+    __slots__ = ("_end", "_made", "_so_far", "_take")
+
+    def __init__(
+        self,
+        ready: "_Ready",
+        advance: Callable[[], Awaitable[Any]],
+        drop: Callable[[], None],
+        so_far: Callable[[], Completion],
+        take: Callable[[str], Iterator[Any]],
+        end: Callable[[], Iterator[Any]],
+    ) -> None:
+        super().__init__(ready, advance, drop)
+        self._so_far = so_far
+        self._take = take
+        self._end: Callable[[], Iterator[Any]] | None = end
+        self._made: Iterator[Any] = iter(())
+
+    async def __anext__(self) -> Any:  # noqa: ANN401  of the type that was asked for
+        while True:
+            try:
+                for value in self._made:
+                    return value
+            except OutputMismatch as error:
+                error.partial = error.partial or self._so_far()
+                self._drop()
+                raise
+            try:
+                item = await super().__anext__()
+            except StopAsyncIteration:
+                if self._end is None:
+                    raise
+                end, self._end = self._end, None
+                self._made = end()
+            else:
+                if type(item) is ContentDelta and not item.choice:
+                    self._made = self._take(item.delta)
 
 
 class _Text(_Items):

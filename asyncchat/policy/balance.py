@@ -20,7 +20,7 @@ from asyncchat.errors import (
 )
 from asyncchat.policy.lane import Ask, Hold, Lane
 
-__all__ = ["Blame", "blame", "choose", "eligible", "elsewhere", "note"]
+__all__ = ["NOT_BEGUN", "Blame", "blame", "choose", "eligible", "elsewhere", "note"]
 
 Blame = Literal["request", "limited", "key", "model", "gone", "overloaded", "broken"]
 """What a failure is put down to.
@@ -29,6 +29,9 @@ Blame = Literal["request", "limited", "key", "model", "gone", "overloaded", "bro
 `model`: not there, or not for this key. `gone`: no connection, so the server has not seen the request. `overloaded` and
 `broken`: the server failed at it, or the connection did.
 """
+
+NOT_BEGUN = frozenset({"limited", "key", "model", "gone"})
+"""After these no server has begun to work on the request: sending it elsewhere is no retry."""
 
 _TOO_BUSY = frozenset({503, 529})
 _NO_MODEL = frozenset({"model_not_found", "deploymentnotfound", "model_not_available"})

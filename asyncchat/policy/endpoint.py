@@ -5,7 +5,7 @@ Not here: how it is doing (`lane`), connections.
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from math import inf
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -44,6 +44,8 @@ class Endpoint(msgspec.Struct, frozen=True):
         headers: sent with each request.
         query: put into each URL.
         key_header: what carries the key. `Authorization` gets `Bearer` before it; any other the key alone.
+        dialect: how schemas are sent: `strict` as OpenAI wants them, `json_schema` as they are, `json_object` in words in
+            the system message, for servers that know no schema.
 
     Raises:
         ValueError: a URL, key, header, weight or bound that cannot be right.
@@ -61,6 +63,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     headers: Mapping[str, str] | None = None
     query: Mapping[str, str] | None = None
     key_header: str = "Authorization"
+    dialect: Literal["strict", "json_schema", "json_object"] = "strict"
 
     def __post_init__(self) -> None:
         for name in ("rpm", "tpm", "in_flight"):
@@ -87,6 +90,10 @@ class Endpoint(msgspec.Struct, frozen=True):
                     f"Endpoint({name}=...) is a {type(value).__name__}; it has to be a dict."
                 )
         _check_query(self.query or {})
+        if self.dialect not in ("strict", "json_schema", "json_object"):
+            raise ValueError(
+                f"Endpoint(dialect={self.dialect!r}): it is 'strict', 'json_schema' or 'json_object'."
+            )
         checked_headers({self.key_header: ""})
         for name, checked in (
             ("url", checked_base_url(self.url, "url", "query", "headers")),

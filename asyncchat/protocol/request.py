@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from asyncchat.protocol.model import Model
+from asyncchat.protocol.schema import Dialect, OutputType, Tool, output_type
 
 __all__ = [
     "Assistant",
@@ -161,13 +162,16 @@ class ChatRequest:
         system: a system message to put first.
         extra_body: fields that go in last and as they are.
         needs_model: whether it is an error to name no model; without, `encode` has to be given one.
+        dialect: how schemas are sent, whatever the endpoint prefers.
+
+    `response_format` may be a type, and `tools` may hold functions: their schemas are made when the request is encoded.
 
     Raises:
         ValueError: no model, no message, an unknown role, a number that is none.
         TypeError: a message or a parameter of a type that cannot be sent.
     """
 
-    __slots__ = ("_extra_body", "_fields", "_messages", "n")
+    __slots__ = ("_extra_body", "_fields", "_messages", "dialect", "n", "output", "tools")
 
     def __init__(
         self,
@@ -177,13 +181,20 @@ class ChatRequest:
         system: str | None = None,
         extra_body: Mapping[str, Any] | None = None,
         needs_model: bool = True,
+        dialect: Dialect | None = None,
     ) -> None:
+        if dialect not in (None, "strict", "json_schema", "json_object"):
+            raise ValueError(
+                f"dialect={dialect!r}: it is 'strict', 'json_schema' or 'json_object'."
+            )
+        self.dialect: Dialect | None = dialect
+        self.output, self.tools = _schemas_in(fields)
         try:
             self._messages = _messages_from(messages, system)
             self._fields = {
                 key: _settled(value)
                 for key, value in fields.items()
-                if value is not None and key not in ("stream", "stream_options", "messages")
+                if value is not None and key not in self._apart
             }
             self._extra_body = {key: _settled(value) for key, value in (extra_body or {}).items()}
         except RecursionError:
@@ -217,7 +228,8 @@ class ChatRequest:
             prefix: of the message that is continued, besides.
         """
         made = object.__new__(ChatRequest)
-        made.n = self.n
+        made.n, made.dialect = self.n, self.dialect
+        made.output, made.tools = self.output, self.tools
         made._messages = [*self._messages, {"role": "assistant", "content": text, **prefix}]
         made._fields = {**self._fields, **fields}
         made._extra_body = self._extra_body
@@ -245,16 +257,50 @@ class ChatRequest:
     def characters(self) -> int:
         """How much text it holds, in messages, tools and schemas. Images and sound are left out."""
         said = {"messages": self._messages, **self._fields, **self._extra_body}
+        if self.output is not None or self.tools is not None:
+            self._add_schemas(said, self.dialect or "json_schema")
         return sum(_length(said.get(name)) for name in ("messages", "tools", "response_format"))
 
-    def encode(self, *, stream: bool, ask_usage: bool = True, model: str | None = None) -> bytes:
+    @property
+    def _apart(self) -> tuple[str, ...]:
+        """The fields that are not sent as they were given."""
+        schemas = ("response_format",) if self.output is not None else ()
+        tools = ("tools",) if self.tools is not None else ()
+        return ("stream", "stream_options", "messages", *schemas, *tools)
+
+    def check(self, dialects: Iterable[Dialect]) -> None:
+        """Make the schemas that will be sent, to know what is wrong with them before anything is.
+
+        Raises:
+            SchemaError: one cannot be said in its dialect.
+        """
+        if self.output is None and self.tools is None:
+            return
+        wanted: set[Dialect] = set(dialects) if self.dialect is None else {self.dialect}
+        for dialect in wanted:
+            if self.output is not None:
+                self.output.response_format(dialect)
+            for tool in self.tools or ():
+                if isinstance(tool, Tool):
+                    tool.definition(dialect)
+
+    def encode(
+        self,
+        *,
+        stream: bool,
+        ask_usage: bool = True,
+        model: str | None = None,
+        dialect: Dialect = "strict",
+    ) -> bytes:
         """Return the body. With `ask_usage`, a stream is asked to end with its usage.
 
-        `model` is for a request that names none.
+        `model` is for a request that names none, `dialect` for one that says nothing of how its schemas are sent.
         """
         body: dict[str, Any] = {"messages": self._messages, **self._fields}
         if model is not None:
             body.setdefault("model", model)
+        if self.output is not None or self.tools is not None:
+            self._add_schemas(body, self.dialect or dialect)
         options = body.pop("stream_options", None)
         if stream:
             body["stream"] = True
@@ -267,6 +313,51 @@ class ChatRequest:
             return _ENCODER.encode(body)
         except (TypeError, ValueError, RecursionError, UnicodeEncodeError) as error:
             raise _unsendable(body, error) from None
+
+    def _add_schemas(self, body: dict[str, Any], dialect: Dialect) -> None:
+        if self.tools is not None:
+            body["tools"] = [
+                tool.definition(dialect) if isinstance(tool, Tool) else tool for tool in self.tools
+            ]
+        if self.output is not None:
+            body["response_format"] = self.output.response_format(dialect)
+            instructions = self.output.instructions(dialect)
+            if instructions is not None:
+                body["messages"] = _with_instructions(self._messages, instructions)
+
+
+def _schemas_in(fields: Mapping[str, Any]) -> tuple[OutputType[Any] | None, list[Any] | None]:
+    """Return the type that answers are to have, and the tools, where one of them is a function."""
+    output, tools = fields.get("response_format"), fields.get("tools")
+    made = None if output is None or isinstance(output, Mapping) else output_type(output)
+    if isinstance(tools, Iterator):
+        tools = list(tools)
+        if all(isinstance(tool, Mapping) for tool in tools):
+            return made, [_settled(tool) for tool in tools]
+    if not isinstance(tools, (list, tuple)) or all(isinstance(tool, Mapping) for tool in tools):
+        return made, None
+    return made, [
+        Tool(tool) if callable(tool) and not isinstance(tool, Tool) else _settled(tool)
+        for tool in tools
+    ]
+
+
+def _with_words(content: Any, text: str) -> Any:  # noqa: ANN401  a text, or its parts
+    if isinstance(content, str):
+        return f"{content}\n\n{text}"
+    return [*(content or ()), {"type": "text", "text": text}]
+
+
+def _with_instructions(messages: list[object], text: str) -> list[object]:
+    """Put words into the system message, or one with them in front."""
+    first = messages[0]
+    if isinstance(first, Mapping) and first.get("role") in ("system", "developer"):
+        said = first.get("content")
+        return [{**first, "content": _with_words(said, text)}, *messages[1:]]
+    if isinstance(first, (System, Developer)):
+        said = _with_words(first.content, text)
+        return [msgspec.structs.replace(first, content=said), *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
 
 
 def _length(value: object) -> int:

@@ -210,6 +210,8 @@ class Message(_Said):
     role: str = "assistant"
     tool_calls: list[ToolCall] | None = None
     function_call: Function | None = None
+    # Ours, not the server's: what `parse` made of the content.
+    parsed: Any = msgspec.field(default=None, name="(parsed)")
 
 
 class Choice(Model):

@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SLOW = partial(pytest.param, marks=pytest.mark.slow)
 PARSE = "asyncchat, with events ÷ msgspec, skipping everything"
+LIST = "asyncchat, .items(): an answer of 40 kB ÷ 20 kB"
 
 
 def run(module: str, *arguments: str) -> str:
@@ -34,13 +35,24 @@ def run(module: str, *arguments: str) -> str:
     ("module", "options", "ratio"),
     [
         ("bench_parse", ["--only", "content"], PARSE),
+        ("bench_structured", ["--without", "openai"], LIST),
         SLOW("bench_parse", [], PARSE),
+        SLOW("bench_structured", [], LIST),
         SLOW("bench_request", [], "asyncchat ÷ aiohttp + msgspec"),
         SLOW("bench_stream", [], "asyncchat, events ÷ bare aiohttp"),
         SLOW("bench_pool", [], "asyncchat, a request with 10,000 in line ÷ with 100"),
         SLOW("bench_memory", [], "asyncchat ÷ bare aiohttp: an open stream"),
     ],
-    ids=["one case of parse", "parse", "request", "stream", "pool", "memory"],
+    ids=[
+        "one case of parse",
+        "structured without openai",
+        "parse",
+        "structured",
+        "request",
+        "stream",
+        "pool",
+        "memory",
+    ],
 )
 def test_quick_run_prints_ratios_beside_their_goals(
     tmp_path: Path, module: str, options: list[str], ratio: str

@@ -23,6 +23,7 @@ from asyncchat.errors import (
     LengthFinishReasonError,
     LimitExceeded,
     LineFull,
+    MaxTurnsReached,
     NotFoundError,
     OutputMismatch,
     PermissionDeniedError,
@@ -30,6 +31,7 @@ from asyncchat.errors import (
     ProtocolError,
     RateLimit,
     RateLimitError,
+    RefusalError,
     StreamCut,
     StreamStalled,
     UnprocessableEntityError,
@@ -420,6 +422,8 @@ BY_CLASS: dict[type[AsyncChatError], Blame] = {
     ContentFilterFinishReasonError: "request",
     PoolClosed: "request",
     LineFull: "request",
+    RefusalError: "request",
+    MaxTurnsReached: "request",
     JournalError: "request",
 }
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import pydantic
 import pytest
 
@@ -24,6 +25,7 @@ from asyncchat.protocol.request import (
     User,
 )
 from asyncchat.protocol.response import Choice, Completion, Message, ToolCall
+from asyncchat.protocol.schema import Dialect, SchemaError, Tool
 from tests.protocol.frames import chunk, sse
 
 
@@ -563,3 +565,242 @@ def test_iterator_that_fails_is_the_callers_own_error() -> None:
 
     with pytest.raises(RuntimeError, match="mine"):
         request(broken())
+
+
+# ------------------------------------------------------------------------------------- schemas and tools
+
+
+class City(msgspec.Struct):
+    name: str
+    size: int = 0
+
+
+def weather(city: str) -> str:
+    """Current weather."""
+    return city
+
+
+STRICT_CITY = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "size": {"type": "integer"}},
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
+PLAIN_CITY = {
+    "title": "City",
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "size": {"type": "integer", "default": 0}},
+    "required": ["name"],
+}
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Current weather.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+STRICT_WEATHER: dict[str, Any] = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+DIALECTS: tuple[Dialect, ...] = ("strict", "json_schema", "json_object")
+AS_DICT = {"type": "function", "function": {"name": "other"}}
+
+
+def in_dialect(made: ChatRequest, dialect: Dialect = "strict") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(made.encode(stream=False, dialect=dialect))
+    return found
+
+
+def test_type_as_response_format_is_sent_as_its_schema() -> None:
+    made = request(response_format=City)
+    assert made.output is not None
+    assert made.output.wanted is City
+    assert body(response_format=City)["response_format"] == {
+        "type": "json_schema",
+        "json_schema": {"name": "City", "schema": STRICT_CITY, "strict": True},
+    }
+
+
+@pytest.mark.parametrize("format_", [{"type": "json_object"}, {"type": "text"}])
+def test_response_format_that_is_a_dict_is_sent_as_it_is(format_: dict[str, str]) -> None:
+    made = request(response_format=format_)
+    assert made.output is None
+    for dialect in DIALECTS:
+        assert in_dialect(made, dialect)["response_format"] == format_
+        assert in_dialect(made, dialect)["messages"] == [{"role": "user", "content": "Hi."}]
+
+
+def test_functions_are_sent_as_tools_beside_others() -> None:
+    made = request(tools=[weather, Tool(weather, name="second"), AS_DICT])
+    assert [type(one) for one in made.tools or ()] == [Tool, Tool, dict]
+    second = {**STRICT_WEATHER, "function": {**STRICT_WEATHER["function"], "name": "second"}}
+    assert in_dialect(made)["tools"] == [STRICT_WEATHER, second, AS_DICT]
+
+
+def test_tools_that_are_all_dicts_are_sent_as_they_are() -> None:
+    made = request(tools=[AS_DICT])
+    assert made.tools is None
+    assert in_dialect(made)["tools"] == [AS_DICT]
+
+
+@pytest.mark.parametrize("is_own", [True, False], ids=["the request's", "the endpoint's"])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_schemas_are_sent_in_the_dialect(dialect: Dialect, is_own: bool) -> None:
+    fields = {"model": "m", "response_format": City, "tools": [weather]}
+    made = ChatRequest("Hi.", fields, dialect=dialect if is_own else None)
+    found = in_dialect(made, "strict" if is_own else dialect)
+    schema: dict[str, Any] = {"name": "City", "schema": PLAIN_CITY}
+    if dialect == "strict":
+        schema = {"name": "City", "schema": STRICT_CITY, "strict": True}
+    assert found["response_format"] == (
+        {"type": "json_object"}
+        if dialect == "json_object"
+        else {"type": "json_schema", "json_schema": schema}
+    )
+    assert found["tools"] == [STRICT_WEATHER if dialect == "strict" else WEATHER]
+    assert len(found["messages"]) == (2 if dialect == "json_object" else 1)
+
+
+def test_dialect_of_the_request_goes_before_that_of_the_endpoint() -> None:
+    made = ChatRequest("Hi.", {"model": "m", "response_format": City}, dialect="json_object")
+    assert in_dialect(made, "strict")["response_format"] == {"type": "json_object"}
+
+
+def test_unknown_dialect_is_a_value_error() -> None:
+    odd: Any = "yaml"
+    with pytest.raises(ValueError, match="dialect='yaml'"):
+        ChatRequest("Hi.", {"model": "m"}, dialect=odd)
+
+
+@pytest.mark.parametrize(
+    ("messages", "roles", "begins"),
+    [
+        ("Hi.", ["system", "user"], "Answer with one JSON object"),
+        ([System("Be."), User("Hi.")], ["system", "user"], "Be.\n\nAnswer with one JSON"),
+        ([Developer("Be."), User("Hi.")], ["developer", "user"], "Be.\n\nAnswer with one JSON"),
+        (
+            [{"role": "system", "content": "Be."}, User("Hi.")],
+            ["system", "user"],
+            "Be.\n\nAnswer with one JSON",
+        ),
+        (
+            [{"role": "developer", "content": "Be."}],
+            ["developer"],
+            "Be.\n\nAnswer with one JSON",
+        ),
+        ([User("Hi."), System("Be.")], ["system", "user", "system"], "Answer with one JSON"),
+    ],
+)
+def test_json_object_has_its_schema_in_the_first_system_message(
+    messages: Any, roles: list[str], begins: str
+) -> None:
+    made = request(messages, response_format=City)
+    for _ in range(2):  # nothing of the request is changed by it
+        found = in_dialect(made, "json_object")["messages"]
+        assert [message["role"] for message in found] == roles
+        assert found[0]["content"].startswith(begins)
+        assert json.loads(found[0]["content"].rpartition("\n")[2]) == PLAIN_CITY
+    assert len(in_dialect(made, "strict")["messages"]) == len(
+        messages if messages != "Hi." else [messages]
+    )
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        System([TextPart("Be.")]),
+        Developer([{"type": "text", "text": "Be."}]),
+        {"role": "system", "content": [{"type": "text", "text": "Be."}]},
+    ],
+)
+def test_system_message_of_parts_gets_a_part_more(first: Any) -> None:
+    [message] = in_dialect(request([first], response_format=City), "json_object")["messages"]
+    assert message["content"][0] == {"type": "text", "text": "Be."}
+    [part] = message["content"][1:]
+    assert part["type"] == "text"
+    assert json.loads(part["text"].rpartition("\n")[2]) == PLAIN_CITY
+
+
+def test_iterator_of_dicts_is_sent_as_it_is() -> None:
+    assert in_dialect(request(tools=iter([AS_DICT])))["tools"] == [AS_DICT]
+
+
+def test_system_argument_takes_the_schema_as_well() -> None:
+    made = request("Hi.", "Be.", response_format=City)
+    first, second = in_dialect(made, "json_object")["messages"]
+    assert first["content"].startswith("Be.\n\nAnswer with one JSON object")
+    assert second == {"role": "user", "content": "Hi."}
+
+
+def test_caller_s_own_message_is_not_changed_by_the_schema() -> None:
+    mine, first = System("Be."), {"role": "system", "content": "Be."}
+    in_dialect(request([mine], response_format=City), "json_object")
+    in_dialect(request([first], response_format=City), "json_object")
+    assert mine == System("Be.")
+    assert first == {"role": "system", "content": "Be."}
+
+
+def test_type_without_schema_is_told_when_the_request_is_made() -> None:
+    with pytest.raises(SchemaError, match="object"):
+        request(response_format=object)
+    with pytest.raises(SchemaError, match="needs an annotation"):
+        request(tools=[AS_DICT, _untyped])
+
+
+def _untyped(city):  # type: ignore[no-untyped-def]
+    return city
+
+
+def _loose(names: dict[str, int]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "fields", [{"response_format": dict[str, int]}, {"tools": [AS_DICT, _loose]}]
+)
+def test_check_says_what_a_dialect_cannot_before_anything_is_sent(fields: dict[str, Any]) -> None:
+    made = request(**fields)
+    made.check(["json_schema", "json_object"])
+    with pytest.raises(SchemaError, match="keys of any name"):
+        made.check(["json_schema", "strict"])
+    made = ChatRequest("Hi.", {"model": "m", **fields}, dialect="json_schema")
+    made.check(["strict"])
+    made = ChatRequest("Hi.", {"model": "m", **fields}, dialect="strict")
+    with pytest.raises(SchemaError, match="keys of any name"):
+        made.check(["json_schema"])
+
+
+def test_check_of_a_request_without_schemas_asks_for_nothing() -> None:
+    request(tools=[AS_DICT], response_format={"type": "text"}).check(["strict"])
+
+
+def test_continued_request_keeps_schemas_and_dialect() -> None:
+    fields = {"model": "m", "response_format": City, "tools": [weather], "n": 2}
+    made = ChatRequest("Hi.", fields, dialect="json_object", extra_body={"x": 1})
+    longer = made.continued('{"na', fields={"y": 2}, prefix={"prefix": True})
+    assert (longer.output, longer.tools) == (made.output, made.tools)
+    assert (longer.dialect, longer.n) == ("json_object", 2)
+    found, before = in_dialect(longer), in_dialect(made)
+    assert found.pop("messages") == [
+        *before.pop("messages"),
+        {"role": "assistant", "content": '{"na', "prefix": True},
+    ]
+    assert found == {**before, "y": 2}
+
+
+def test_schemas_count_among_the_characters() -> None:
+    bare = request().characters
+    assert request(response_format=City).characters > bare + 20
+    assert request(tools=[weather]).characters > bare + 20
+
+
+def test_field_in_extra_body_wins_over_the_type() -> None:
+    made = request(response_format=City, extra_body={"response_format": {"type": "text"}})
+    assert in_dialect(made)["response_format"] == {"type": "text"}
+
+
+def test_iterator_of_functions_is_looked_into() -> None:
+    assert in_dialect(request(tools=iter([weather])))["tools"] == [STRICT_WEATHER]

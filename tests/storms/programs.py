@@ -257,7 +257,7 @@ async def fork_in_midstream(
     url: str, control: int, child: Callable[[AsyncChat, Any], None]
 ) -> None:
     """Fork beside a stream and a kept connection: the parent goes on with both as if nothing had been."""
-    client = AsyncChat(url, "key", "good", timeout=Timeout(total=5))
+    client = AsyncChat(url, "key", "good", timeout=Timeout(total=3))
     stream = client.chat.stream("a", model="held")
     await stream.start()
     assert (await client.chat("a")).text == SHORT

@@ -8,13 +8,15 @@ import asyncio
 import gc
 import random
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from asyncchat import AsyncChat, AsyncChatError, Timeout
+from asyncchat import AsyncChat, AsyncChatError, Completion, Timeout
 from tests.faults import callers
-from tests.faults.exchange import TEXT, tokens
+from tests.faults.exchange import TEXT, tokens, whole
 from tests.faults.play import _check, _resolving
 from tests.faults.run import Run
 from tests.faults.scenarios import ALL, Scenario
@@ -36,7 +38,7 @@ _OF_THE_PROCESS = {  # environment, log, warnings, sockets, limits, times
     callers.read_logged,
 }
 _OF_THE_CLOCK = {"C11", "C12", "C16", "E11"}
-_OF_THE_SEGMENTS = {"B13", "B14"}  # see the last test here
+_OF_THE_SEGMENTS = {"A06", "B13", "B14"}  # see the last tests here
 SCENARIOS = [
     scenario
     for scenario in ALL.values()
@@ -45,7 +47,11 @@ SCENARIOS = [
     and scenario.number not in _OF_THE_CLOCK | _OF_THE_SEGMENTS
 ]
 # What is over at once, since it waits for no bound and for no retry.
-PROMPT = [scenario for scenario in SCENARIOS if scenario.phase is None and scenario.gap is None]
+PROMPT = [
+    scenario
+    for scenario in SCENARIOS
+    if scenario.phase is None and scenario.gap is None and scenario.number != "D40"
+]
 _SLOWER = 8  # times, that everything may take beside so many others
 
 
@@ -141,11 +147,23 @@ class Soak:
                 self.outcomes[type(error).__name__ if error else "right"] += 1
 
 
+@contextmanager
+def faults() -> Iterator[Ports]:
+    """A fault server, which may complain of callers that left while it was writing: many do, at once."""
+    try:
+        with fault_server() as ports:
+            yield ports
+    except AssertionError as complaint:
+        futures = [line for line in str(complaint).splitlines() if line.startswith("future: ")]
+        if not futures or any("Broken pipe" not in one for one in futures):
+            raise
+
+
 async def soak(deck: list[Scenario], decks: int, lanes: int, parts: int) -> tuple[Soak, list[Any]]:
     """Play in parts, and return the memory (MB) and objects alive after each."""
     names = {name: at for scenario in deck for name, at in scenario.names.items()}
     sizes = []
-    with fault_server() as ports, Watch() as watch, _resolving(names):
+    with faults() as ports, Watch() as watch, _resolving(names):
         soaking = Soak(ports, deck, seed=6)
         for _ in range(parts):
             await soaking.play(decks, lanes)
@@ -160,8 +178,8 @@ async def soak(deck: list[Scenario], decks: int, lanes: int, parts: int) -> tupl
 
 
 async def test_callers_who_meet_all_faults_at_once_get_what_is_due() -> None:
-    """Half of them: `tests/faults` plays each one alone."""
-    soaking, _ = await soak(PROMPT[::2], decks=1, lanes=50, parts=1)
+    """Those that wait for nothing."""
+    soaking, _ = await soak(PROMPT, decks=1, lanes=50, parts=1)
     assert len(soaking.outcomes) > 8
 
 
@@ -181,24 +199,42 @@ async def test_200_callers_who_meet_all_faults_at_once_get_what_is_due_for_long(
     assert last - first < 200
 
 
-@pytest.mark.xfail(
-    reason="aiohttp's parser gives nothing of what came in the same read as a framing error: the tokens before it are lost",
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+_PARSER = pytest.mark.xfail(
+    reason="aiohttp's parser gives nothing of what came in the same read as bytes that break the rules of HTTP",
     strict=True,
 )
-async def test_tokens_that_come_in_one_read_with_a_framing_error_are_kept() -> None:
-    """What B13 and B14 meet where the loop is too busy to read between the two."""
+
+
+async def answered(data: bytes) -> Completion:
+    """Return what becomes of an answer that comes in one read, with all that comes after it."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"}")
-        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-        said = tokens("Alpha ", "beta ")
-        writer.write(head + b"%x\r\n%b\r\nno number\r\n" % (len(said), said))
+        writer.write(_HEAD + data)
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         async with AsyncChat(f"http://127.0.0.1:{port}/v1", "key", "m") as client:
-            with pytest.raises(AsyncChatError) as caught:
-                await client.chat.stream("a").final()
-            assert caught.value.partial is not None
-            assert caught.value.partial.text == "Alpha beta "
+            return await client.chat.stream("a").final()
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+@_PARSER
+async def test_tokens_that_come_in_one_read_with_a_framing_error_are_kept() -> None:
+    """What B13 and B14 meet where the loop is too busy to read between the two."""
+    with pytest.raises(AsyncChatError) as caught:
+        await answered(chunk(tokens("Alpha ", "beta ")) + b"no number\r\n")
+    assert caught.value.partial is not None
+    assert caught.value.partial.text == "Alpha beta "
+
+
+@_PARSER
+async def test_answer_that_comes_in_one_read_with_rubbish_after_it_is_right() -> None:
+    """As where a server ends its body twice; in two reads it is right, and the connection is not used again."""
+    end = b"0\r\n\r\n"
+    assert (await answered(chunk(whole()) + end + end)).text == TEXT

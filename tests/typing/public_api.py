@@ -1,7 +1,10 @@
 """What type checkers should make of the public API. Checked by `test_public_api.py`, and never run."""
 
 from collections.abc import AsyncIterator
-from typing import Literal, assert_never, assert_type
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict, assert_never, assert_type
+
+import msgspec
 
 from asyncchat import (
     APIStatusError,
@@ -20,12 +23,19 @@ from asyncchat import (
     RefusalDelta,
     RefusalDone,
     Resumed,
+    RunEvent,
     Statistics,
     Timing,
+    Tool,
     ToolCall,
     ToolCallDelta,
     ToolCallDone,
     ToolCallStarted,
+    ToolFinished,
+    ToolRecord,
+    ToolRun,
+    ToolStarted,
+    TurnFinished,
     Usage,
     UsageReport,
     User,
@@ -112,6 +122,67 @@ async def the_client() -> None:
     AsyncChat(api_key=key)
 
 
+class Meeting(msgspec.Struct):
+    title: str
+
+
+@dataclass
+class Place:
+    city: str
+
+
+class Row(TypedDict):
+    a: int
+
+
+async def types(client: AsyncChat) -> None:
+    assert_type(await client.chat.parse("Tea on 3 May.", Meeting), Meeting)
+    assert_type(await client.chat.parse("Oslo.", Place, reask=2, dialect="json_object"), Place)
+    assert_type(await client.chat.parse("A row.", Row, temperature=0), Row)
+    assert_type(await client.chat.parse("All.", list[Meeting]), list[Meeting])
+    assert_type(await client.chat.parse("A number.", int), int)
+    answer = await client.chat.completions.parse(messages="Tea.", response_format=Meeting)
+    assert_type(answer, Completion)
+    async with client.chat.stream("All.", response_format=list[Meeting]) as stream:
+        assert_type(stream, ChatStream[Event])
+        assert_type(stream.items(), AsyncIterator[Any])
+        assert_type(stream.partials(every=0.1), AsyncIterator[Any])
+    assert_type(stream.parsed, Any)
+
+
+async def tools(client: AsyncChat) -> None:
+    async def weather(city: str) -> str:
+        return city
+
+    def erase(name: str) -> None:
+        del name
+
+    run = await client.chat.run("Coat?", [weather, Tool(erase, confirm=True)], max_turns=3)
+    assert_type(run, ToolRun)
+    assert_type(run.text, str)
+    assert_type(run.usage, Usage | None)
+    assert_type(run.completion, Completion)
+    assert_type(run.tool_calls, list[ToolRecord])
+    assert_type(run.pending, list[ToolRecord])
+    assert_type(run.resume({"a": True, "b": "Not that one."}), ToolRun)
+    await client.chat.run("Coat?", [weather], confirm=lambda record: record.name == "erase")
+    await client.chat(run.messages)
+    async with client.chat.run_stream("Coat?", tools=[weather], eager=True) as run:
+        assert_type(run, ToolRun)
+        async for event in run:
+            assert_type(event, RunEvent)
+            match event:
+                case ToolStarted():
+                    assert_type(event.arguments, str)
+                case ToolFinished():
+                    assert_type(event.is_error, bool)
+                case TurnFinished():
+                    assert_type(event.usage, Usage | None)
+                case _:
+                    assert_type(event, Event)
+        assert_type(await run.final(), ToolRun)
+
+
 async def errors(client: AsyncChat) -> None:
     try:
         await client.chat("Hi.")
@@ -127,6 +198,9 @@ async def errors(client: AsyncChat) -> None:
 async def mistakes(client: AsyncChat) -> None:
     await client.chat()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await client.chat("Hi.", system=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await client.chat.parse("Hi.")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await client.chat.parse("Hi.", Meeting, reask="2")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await client.chat.run("Hi.", ["weather"])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
     await client.chat.completions.create("Hi.")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     AsyncChat(timeout="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     AsyncChat(api_key=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

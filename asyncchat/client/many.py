@@ -115,13 +115,16 @@ class Mapped:
         self._next = 0  # to be given out
         self._read = 0  # prompts so far
         self._workers = self._alive = self._done = self._failed = 0
-        self._is_read = self._is_told = False
+        self._is_read = self._is_told = self._is_entered = False
         self._source_error: Exception | None = None
 
     def __repr__(self) -> str:
         return f"Mapped({self._done} done, {self._failed} failed, {self._alive} alive)"
 
     async def __aenter__(self) -> Self:
+        if self._is_entered:
+            raise RuntimeError("a map is entered once; make another one")
+        self._is_entered = True
         await self._tasks.open()
         self._hire()
         return self

@@ -725,7 +725,6 @@ async def test_reading_outside_the_block_is_refused(client: AsyncChat) -> None:
         await anext(results)
 
 
-@pytest.mark.xfail(strict=True, reason="a second block silently gives nothing")
 @pytest.mark.parametrize("is_read", [True, False])
 async def test_block_is_entered_once(is_read: bool, client: AsyncChat) -> None:
     mapped = client.map(["a", "b"], limit=1)

@@ -9,6 +9,7 @@ from bisect import insort
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+from asyncchat.client.forks import forget_in_child, keep_for_parent
 from asyncchat.client.reply import late, now
 from asyncchat.errors import LineFull, PoolClosed
 from asyncchat.policy.balance import choose, eligible
@@ -66,6 +67,12 @@ class _Queue:
         else:
             self._new[waiter] = None
 
+    def empty(self) -> list[_Waiter]:
+        """Let everybody go, untold, and return them."""
+        gone = [*self._back, *self._new]
+        self._back, self._new = [], OrderedDict()
+        return gone
+
     def remove(self, waiter: _Waiter) -> bool:
         """Let somebody go; return whether they stood here."""
         if waiter in self._new:
@@ -99,10 +106,21 @@ class Line:
         self._other = queue_for("\0")  # for a name that no endpoint has
         self._all = tuple(sets.values())
         self._timer: tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle] | None = None
+        self._epoch = 0
         self._is_held = False  # whether the head of the line waits for the client's own limits
         self.in_flight = 0
         self.waiting = 0
         self.clock: Callable[[], float] = now
+        forget_in_child(self)
+
+    def forget(self) -> None:
+        """Leave to the parent who is in flight and who waits: this is a child."""
+        keep_for_parent((self._timer, [queue.empty() for queue in self._all]))
+        self._timer, self._is_held = None, False
+        self._epoch += 1  # places from before are the parent's to give back
+        self.in_flight = self.waiting = 0
+        for lane in {lane for queue in self._all for lane in queue.lanes}:
+            lane.in_flight = 0
 
     def lanes(self, model: str | None) -> Sequence[Lane]:
         """Return where a request for a model can go."""
@@ -177,6 +195,8 @@ class Line:
 
     def leave(self, hold: Hold) -> None:
         """Give a place back; who is first in line gets another look."""
+        if hold.epoch != self._epoch:
+            return
         self.in_flight -= 1
         hold.lane.leave(hold)
         if self.waiting:
@@ -241,6 +261,7 @@ class Line:
         if not again and lane in ask.tried:
             return None
         hold = lane.take(at, ask)
+        hold.epoch = self._epoch
         if self._bounds is not None:
             self._bounds.take(at, ask, hold)
         self.in_flight += 1

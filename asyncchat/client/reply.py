@@ -225,6 +225,8 @@ class Reply:
 
         Unless `watched`, no timer is set before a read has to wait: for a body that is read in one go.
         """
+        if self._response is None:
+            return  # it is over, and nothing is left to be watched
         self._patience = self._bounds.idle
         if not self._has_begun:
             self._has_begun = True
@@ -295,6 +297,16 @@ class Reply:
         self.close()
         if self.on_failed is not None:
             self.on_failed()
+
+    def disown(self) -> object:
+        """Leave the connection to the parent process, untouched, and return what has to be kept of it."""
+        kept = (self._response, self._lingering, self._timer, self.on_failed)
+        self._response = self._lingering = self._timer = self.on_failed = None
+        self._failure = PoolClosed(
+            "the answer belongs to the process that this one was forked from"
+        )
+        self._content.set_exception(self._failure)
+        return kept
 
     def _mapped(self, failure: Exception) -> Exception:
         where = self._endpoint

@@ -14,13 +14,14 @@ import sys
 import time
 import urllib.request
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
 from asyncchat._version import __version__
+from asyncchat.client.forks import forget_in_child, keep_for_parent
 from asyncchat.client.reply import Reply, late, now
 from asyncchat.client.transport import Use, make_connector
 from asyncchat.errors import (
@@ -52,12 +53,11 @@ _HEADER_BYTES = 2**16
 class _Open:
     """What a session has open in one event loop."""
 
-    __slots__ = ("guard", "has_ended", "http", "replies", "sending")
+    __slots__ = ("guard", "http", "replies", "sending")
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self.http = http
         self.guard: AsyncGenerator[None, None] | None = None
-        self.has_ended = False  # its loop is being closed
         self.replies: set[Reply] = set()
         self.sending: set[asyncio.Timeout] = set()
 
@@ -70,7 +70,9 @@ class _Open:
             reply.fail(PoolClosed("the client was closed while the answer was being read"))
 
 
-async def _closed_with_its_loop(opened: _Open) -> AsyncGenerator[None, None]:
+async def _closed_with_its_loop(
+    opened: _Open, ended: Callable[[], None]
+) -> AsyncGenerator[None, None]:
     """Suspended for as long as the loop runs: asyncio closes it, and so the session, when the loop ends.
 
     Loops offer no other hook for that; without it a script that forgets `close()` ends in warnings.
@@ -78,7 +80,7 @@ async def _closed_with_its_loop(opened: _Open) -> AsyncGenerator[None, None]:
     try:
         yield
     finally:
-        opened.has_ended = True
+        ended()
         opened.end()
         await opened.http.close()
 
@@ -113,8 +115,24 @@ class Session:
         self._trust_env = trust_env
         self._given = http
         self._open: WeakKeyDictionary[asyncio.AbstractEventLoop, _Open] = WeakKeyDictionary()
+        self._ended: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+        forget_in_child(self)
         self._closes_streams = False  # the server ends connections after streams without saying so
         self.is_closed = False
+
+    def forget(self) -> None:
+        """Leave to the parent what it has open: this is a child."""
+        keep_for_parent(self._open)
+        for opened in self._open.values():
+            for reply in opened.replies:
+                keep_for_parent(reply.disown())
+        self._open = WeakKeyDictionary()
+
+    def _end_loop(self) -> None:
+        """The running loop is being closed: what was open in it is closed with it, and no more is opened."""
+        loop = asyncio.get_running_loop()
+        self._open.pop(loop, None)  # which refers to the loop
+        self._ended.add(loop)
 
     def __repr__(self) -> str:
         return f"Session({self.base_url!r})"
@@ -373,7 +391,7 @@ class Session:
             raise PoolClosed("the client is closed", hint="Make a new AsyncChat.")
         loop = asyncio.get_running_loop()
         opened = self._open.get(loop)
-        if opened is not None and opened.has_ended:
+        if opened is None and loop in self._ended:
             raise PoolClosed("the event loop is being closed")
         if opened is None or opened.http.closed:
             opened = self._open[loop] = await self._make()
@@ -395,7 +413,7 @@ class Session:
             max_field_size=_HEADER_BYTES,
         )
         opened = _Open(http)
-        opened.guard = _closed_with_its_loop(opened)
+        opened.guard = _closed_with_its_loop(opened, self._end_loop)
         await anext(opened.guard)
         return opened
 

@@ -80,6 +80,7 @@ class Hold:
     """A place on a lane, and what the attempt that has it took of the limits."""
 
     __slots__ = (
+        "epoch",
         "is_probe",
         "lane",
         "requests",
@@ -93,6 +94,7 @@ class Hold:
     def __init__(self, lane: "Lane", sent_at: float) -> None:
         self.lane = lane
         self.sent_at = sent_at
+        self.epoch = 0  # of the line that gave it
         self.is_probe = False
         self.requests: tuple[tuple[Window, Taken], ...] = ()
         self.tokens: tuple[tuple[Window, Taken], ...] = ()

@@ -9,6 +9,7 @@ Not here: tests; JSON and HTTP beyond what one honest client sends. The models:
     cut       FIN, at the same places
     refused   status 503
     failed    some events and then an error event; a plain answer that is an error object
+    whole     an answer that is not streamed, though a stream was asked for
     held      head and first events, the rest when `release` is asked for
     silent    nothing at all
     burst     64 tokens in eight writes
@@ -214,7 +215,7 @@ class Connection(asyncio.Protocol):
         self.answer(model, streamed=b'"stream":true' in body)
 
     def answer(self, model: str, *, streamed: bool) -> None:
-        make = _streamed if streamed and model != "refused" else _plain
+        make = _streamed if streamed and model not in {"refused", "whole"} else _plain
         writes = make(model, self.close)
         if model in {"stalled", "reset", "cut"}:
             for piece in writes[: next(self.server.places)]:

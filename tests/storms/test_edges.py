@@ -80,22 +80,12 @@ def test_interpreter_ends_silently_though_the_loop_was_never_closed(
             "fork_and_leave",
             marks=[
                 pytest.mark.slow,
-                pytest.mark.xfail(
-                    reason="closing an inherited connection takes it out of the epoll that parent and child share: "
-                    "the parent's reader is never woken",
-                    strict=True,
-                ),
             ],
         ),
         pytest.param(
             "fork_with_no_place_left",
             marks=[
                 pytest.mark.slow,
-                pytest.mark.xfail(
-                    reason="a child inherits the count of places in flight, and nobody who gives them back: it waits "
-                    "in line until `total`",
-                    strict=True,
-                ),
             ],
         ),
     ],
@@ -163,10 +153,6 @@ def test_place_is_not_given_to_somebody_whose_loop_is_closed(storm_server: Storm
     asyncio.run(is_good(client))
 
 
-@pytest.mark.xfail(
-    reason="Session._open is weak in its keys, but its values hold them: aiohttp's session refers to its loop",
-    strict=True,
-)
 def test_client_forgets_the_loops_that_have_ended(storm_server: StormServer) -> None:
     client = AsyncChat(storm_server.base_url, "key")
 

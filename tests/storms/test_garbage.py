@@ -6,7 +6,7 @@ Collections are switched off while calls are made; one at the end counts what on
 import asyncio
 import gc
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
@@ -147,6 +147,32 @@ async def test_failed_calls_leave_no_garbage_but_their_connections(
                 else await beside_connections(storm_server, call, count)
             )
             assert found <= 10
+
+
+def timers() -> int:
+    """How many timers of the running loop are still to strike."""
+    scheduled = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
+    return sum(not handle.cancelled() for handle in scheduled)
+
+
+async def timers_left(server: StormServer, models: Sequence[str]) -> dict[str, int]:
+    left = {}
+    for model in models:
+        before = timers()
+        async with a_client(server) as client:
+            for way in (plain, final, events, created, left_by_break):
+                await making(client, way, model)()
+        left[model] = timers() - before
+    return left
+
+
+async def test_calls_that_have_ended_leave_no_timer(storm_server: StormServer) -> None:
+    models = ("good", "slow", "refused", "cut", "reset", "failed")
+    assert await timers_left(storm_server, models) == dict.fromkeys(models, 0)
+
+
+async def test_stream_answered_by_one_document_leaves_no_timer(storm_server: StormServer) -> None:
+    assert await timers_left(storm_server, ["whole"]) == {"whole": 0}
 
 
 @pytest.mark.parametrize("failure", [Reply().fail(503), Reply().say("a").reset(after="headers")])

@@ -39,13 +39,12 @@ _OF_THE_PROCESS = {  # environment, log, warnings, sockets, limits, times
 }
 _OF_THE_CLOCK = {"C11", "C12", "C16", "E11"}
 _OF_THE_SEGMENTS = {"A06", "B13", "B14"}  # see the last tests here
-_KEPT = {"A27"}  # leaves a timer, and with it a client: see `test_garbage`
 SCENARIOS = [
     scenario
     for scenario in ALL.values()
     if not scenario.is_alone
     and scenario.does not in _OF_THE_PROCESS
-    and scenario.number not in _OF_THE_CLOCK | _OF_THE_SEGMENTS | _KEPT
+    and scenario.number not in _OF_THE_CLOCK | _OF_THE_SEGMENTS
 ]
 # What is over at once, since it waits for no bound and for no retry.
 PROMPT = [

@@ -239,7 +239,7 @@ async def test_long_lived_streams_come_and_go_and_leave_nothing(
 async def test_10_000_long_lived_streams_come_and_go_and_leave_nothing(
     storm_server: StormServer, file_limit: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """For twenty seconds, where the goal is ten minutes."""
+    """For fifteen seconds, where the goal is ten minutes."""
     count = min(10_000, file_limit - 300)
-    line = await long_lived(storm_server, count, tick=1.0, replaced=count // 100, seconds=20)
+    line = await long_lived(storm_server, count, tick=1.0, replaced=count // 100, seconds=15)
     show(capsys, line)

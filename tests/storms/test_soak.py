@@ -188,8 +188,8 @@ async def test_callers_who_meet_all_faults_at_once_get_what_is_due() -> None:
 async def test_200_callers_who_meet_all_faults_at_once_get_what_is_due_for_long(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """For some thirty seconds, where the goal is half an hour."""
-    soaking, sizes = await soak(SCENARIOS, decks=8, lanes=200, parts=2)
+    """For some twenty seconds, where the goal is half an hour."""
+    soaking, sizes = await soak(SCENARIOS, decks=6, lanes=200, parts=2)
     show(
         capsys,
         f"{sum(soaking.outcomes.values())} calls, 200 at once, of {len(SCENARIOS)} scenarios: {dict(soaking.outcomes)}; "

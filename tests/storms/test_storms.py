@@ -340,7 +340,7 @@ async def test_cancel_storm_of_100_000_requests_leaves_nothing_behind(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("requests", "in_flight", "is_secure"),
-    [(2000, 1, False), (2000, 2, False), (6000, 100, True)],
+    [(1500, 1, False), (1500, 2, False), (4000, 100, True)],
     ids=["one-place", "two-places", "tls"],
 )
 async def test_long_cancel_storm_leaves_nothing_behind(

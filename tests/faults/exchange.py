@@ -135,9 +135,10 @@ def whole(line_end: bytes = b"\n", prefix: bytes = b"data: ") -> bytes:
 
 
 def pieces(data: bytes, places: Iterable[int]) -> list[bytes]:
-    """Return the data in pieces that end at these places."""
+    """Return the data in pieces that end at these places. None is empty: as a chunk, that would be the end."""
     ends = [*places, len(data)]
-    return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    cut = [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return [piece for piece in cut if piece]
 
 
 def completion(text: str = TEXT) -> dict[str, object]:

@@ -296,9 +296,11 @@ class ChatServer:
         try:
             reply = self._refusal(received) or await self._choose(received)
             return await exchange.play(reply, render(reply.script, received, serial))
-        except (asyncio.CancelledError, ConnectionError):
+        except (asyncio.CancelledError, ConnectionError) as left:
             if not exchange.ended_by_server and not self._closed:
                 self.gone.append(Disconnect(received, asyncio.get_running_loop().time()))
+            if isinstance(left, ConnectionError):
+                raise asyncio.CancelledError from None  # which aiohttp does not call an error of ours
             raise
         finally:
             del self._answering[exchange]

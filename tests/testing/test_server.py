@@ -312,3 +312,18 @@ def test_misuse_leaves_the_queue_as_it_was() -> None:
     with pytest.raises(ValueError, match="split needs"):
         server.split()
     assert server.queued == 0
+
+
+async def test_clients_that_leave_before_the_headers_are_nothing_to_complain_of(
+    server: ChatServer, client: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.otherwise(Reply().say("Too late."))
+    for turns in range(20):  # one of them meets the moment between the request and its answer
+        asking = asyncio.ensure_future(post(client, server).__aenter__())
+        await server.wait_for_requests(turns + 1)
+        for _ in range(turns % 4):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait([asking])
+    await server.wait_until_idle()
+    assert caplog.records == []

@@ -59,20 +59,22 @@ class _Settings(msgspec.Struct, frozen=True):
 class _Core:
     """What `AsyncChat` and its `chat` share: the pool, and what turns a call into a request."""
 
-    __slots__ = ("has_models", "pool", "settings")
+    __slots__ = ("dialects", "has_models", "lacks_key", "pool", "settings")
 
     def __init__(self, pool: SessionPool, settings: _Settings) -> None:
         self.pool = pool
         self.settings = settings
+        self.lacks_key = any(
+            session.base_url == _OPENAI and not session.has_key for session in pool.sessions
+        )
+        self.dialects: set[Dialect] = {server.endpoint.dialect for server in pool.servers}
         self.has_models = any(server.endpoint.model for server in pool.servers)
 
     def request(
         self, messages: Messages, system: str | None, fields: dict[str, Any]
     ) -> ChatRequest:
         """Make the request that a call's keywords ask for."""
-        if any(
-            session.base_url == _OPENAI and not session.has_key for session in self.pool.sessions
-        ):
+        if self.lacks_key:
             raise ValueError(
                 "no key: pass api_key=... or set OPENAI_API_KEY; or set base_url to a server that wants none."
             )
@@ -87,7 +89,7 @@ class _Core:
             needs_model=not self.has_models,
             dialect=fields.pop("dialect", None),
         )
-        made.check(server.endpoint.dialect for server in self.pool.servers)
+        made.check(self.dialects)
         return made
 
     def call(self, fields: dict[str, Any]) -> Call:

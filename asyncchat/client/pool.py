@@ -363,7 +363,8 @@ class SessionPool:
                     is_back=ticket.attempts > 0,
                     bound=ticket.bound_in_line,
                 )
-                place, delay = Place(self, hold, ticket), self._hedge_delay(ticket)
+                place = Place(self, hold, ticket)
+                delay = None if call.retry.hedge is None else self._hedge_delay(ticket)
                 try:
                     if delay is None:
                         return await self._attempt(place, take)

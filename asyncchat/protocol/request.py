@@ -152,6 +152,9 @@ MessageLike: TypeAlias = (
 Messages: TypeAlias = str | Iterable[MessageLike]
 
 
+_APART = ("stream", "stream_options", "messages")
+
+
 class ChatRequest:
     """One request: messages and parameters, checked, and encoded when asked.
 
@@ -189,12 +192,13 @@ class ChatRequest:
             )
         self.dialect: Dialect | None = dialect
         self.output, self.tools = _schemas_in(fields)
+        apart = self._apart
         try:
             self._messages = _messages_from(messages, system)
             self._fields = {
                 key: _settled(value)
                 for key, value in fields.items()
-                if value is not None and key not in self._apart
+                if value is not None and key not in apart
             }
             self._extra_body = {key: _settled(value) for key, value in (extra_body or {}).items()}
         except RecursionError:
@@ -264,9 +268,11 @@ class ChatRequest:
     @property
     def _apart(self) -> tuple[str, ...]:
         """The fields that are not sent as they were given."""
+        if self.output is None and self.tools is None:
+            return _APART
         schemas = ("response_format",) if self.output is not None else ()
         tools = ("tools",) if self.tools is not None else ()
-        return ("stream", "stream_options", "messages", *schemas, *tools)
+        return (*_APART, *schemas, *tools)
 
     def check(self, dialects: Iterable[Dialect]) -> None:
         """Make the schemas that will be sent, to know what is wrong with them before anything is.
@@ -329,6 +335,8 @@ class ChatRequest:
 def _schemas_in(fields: Mapping[str, Any]) -> tuple[OutputType[Any] | None, list[Any] | None]:
     """Return the type that answers are to have, and the tools, where one of them is a function."""
     output, tools = fields.get("response_format"), fields.get("tools")
+    if output is None and tools is None:
+        return None, None
     made = None if output is None or isinstance(output, Mapping) else output_type(output)
     if isinstance(tools, Iterator):
         tools = list(tools)

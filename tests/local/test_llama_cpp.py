@@ -5,13 +5,11 @@ which this model's answers do not change; where that is not promised, only what 
 """
 
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
 import msgspec
 import pytest
-import pytest_asyncio
 
 from asyncchat import (
     APIError,
@@ -21,13 +19,13 @@ from asyncchat import (
     ContentDelta,
     Finish,
     NotFoundError,
-    Timeout,
     ToolCallDelta,
     ToolCallDone,
     ToolCallStarted,
     UsageReport,
 )
 from asyncchat.local import LocalServer
+from tests.local.conftest import ASK_PARIS
 
 pytestmark = pytest.mark.local
 
@@ -69,42 +67,6 @@ PREFILLED = [
 class Person(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     age: int
-
-
-def example(city: str, weather: str) -> list[dict[str, object]]:
-    """One worked tool turn: a model this small calls a tool only after it has seen two."""
-    call = {
-        "id": city,
-        "type": "function",
-        "function": {"name": "get_weather", "arguments": f'{{"city": "{city}"}}'},
-    }
-    return [
-        {"role": "user", "content": f"What is the weather in {city}?"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": city, "content": weather},
-        {"role": "assistant", "content": f"It is {weather} in {city}."},
-    ]
-
-
-ASK_PARIS = [
-    *example("Rome", "sunny"),
-    *example("Oslo", "cold"),
-    {"role": "user", "content": "What is the weather in Paris?"},
-]
-
-
-@pytest_asyncio.fixture
-async def client(llama: LocalServer) -> AsyncIterator[AsyncChat]:
-    # No retries: what fails once must be seen.
-    client = AsyncChat(
-        base_url=llama.base_url,
-        model=llama.model,
-        max_retries=0,
-        timeout=Timeout(connect=60, first=100, idle=100, total=110),
-        trust_env=False,
-    )
-    yield client
-    await client.close()
 
 
 async def ask(client: AsyncChat, prompt: str, streamed: bool, /, **fields: Any) -> Completion:

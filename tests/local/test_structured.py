@@ -1,23 +1,20 @@
 """Types and tools against the real llama.cpp: its grammar keeps to our schemas, its calls run our functions."""
 
-from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 import anyio
 import msgspec
 import pytest
-import pytest_asyncio
 
 from asyncchat import (
     AsyncChat,
     LengthFinishReasonError,
     MaxTurnsReached,
-    Timeout,
     ToolFinished,
     ToolStarted,
     TurnFinished,
 )
-from asyncchat.local import LocalServer
+from tests.local.conftest import ASK_PARIS
 
 pytestmark = pytest.mark.local
 
@@ -38,42 +35,6 @@ class Person(msgspec.Struct):
 class Pet(msgspec.Struct):
     kind: Literal["cat", "dog"]
     name: Short
-
-
-def example(city: str, weather: str) -> list[dict[str, object]]:
-    """One worked tool turn: a model this small calls a tool only after it has seen two."""
-    call = {
-        "id": city,
-        "type": "function",
-        "function": {"name": "get_weather", "arguments": f'{{"city": "{city}"}}'},
-    }
-    return [
-        {"role": "user", "content": f"What is the weather in {city}?"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": city, "content": weather},
-        {"role": "assistant", "content": f"It is {weather} in {city}."},
-    ]
-
-
-ASK_PARIS = [
-    *example("Rome", "sunny"),
-    *example("Oslo", "cold"),
-    {"role": "user", "content": "What is the weather in Paris?"},
-]
-
-
-@pytest_asyncio.fixture
-async def client(llama: LocalServer) -> AsyncIterator[AsyncChat]:
-    # No retries: what fails once must be seen.
-    client = AsyncChat(
-        base_url=llama.base_url,
-        model=llama.model,
-        max_retries=0,
-        timeout=Timeout(connect=60, first=100, idle=100, total=110),
-        trust_env=False,
-    )
-    yield client
-    await client.close()
 
 
 # ------------------------------------------------------------------------------------------ types

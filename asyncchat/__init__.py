@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING
 from asyncchat._version import __version__
 
 if TYPE_CHECKING:
+    from asyncchat.batch.engine import Batch as Batch
+    from asyncchat.batch.engine import BatchRun as BatchRun
+    from asyncchat.batch.engine import Stop as Stop
+    from asyncchat.batch.options import Price as Price
+    from asyncchat.batch.record import BatchError as BatchError
+    from asyncchat.batch.record import BatchRecord as BatchRecord
+    from asyncchat.batch.record import Trace as Trace
     from asyncchat.client.client import AsyncChat as AsyncChat
     from asyncchat.client.many import MapEvent as MapEvent
     from asyncchat.client.many import Mapped as Mapped
@@ -36,6 +43,8 @@ if TYPE_CHECKING:
     from asyncchat.errors import ContentFilterFinishReasonError as ContentFilterFinishReasonError
     from asyncchat.errors import InternalServerError as InternalServerError
     from asyncchat.errors import JournalError as JournalError
+    from asyncchat.errors import JournalLocked as JournalLocked
+    from asyncchat.errors import JournalMismatch as JournalMismatch
     from asyncchat.errors import LengthFinishReasonError as LengthFinishReasonError
     from asyncchat.errors import LimitExceeded as LimitExceeded
     from asyncchat.errors import LineFull as LineFull
@@ -107,6 +116,17 @@ if TYPE_CHECKING:
     from asyncchat.protocol.sse import SSEParser as SSEParser
 
 _HOMES = {
+    "asyncchat.batch.engine": (
+        "Batch",
+        "BatchRun",
+        "Stop",
+    ),
+    "asyncchat.batch.options": ("Price",),
+    "asyncchat.batch.record": (
+        "BatchError",
+        "BatchRecord",
+        "Trace",
+    ),
     "asyncchat.client.client": ("AsyncChat",),
     "asyncchat.client.many": (
         "MapEvent",
@@ -140,6 +160,8 @@ _HOMES = {
         "ContentFilterFinishReasonError",
         "InternalServerError",
         "JournalError",
+        "JournalLocked",
+        "JournalMismatch",
         "LengthFinishReasonError",
         "LimitExceeded",
         "LineFull",

@@ -21,6 +21,8 @@ work carries errors across processes. Names in common with `openai` mean the sam
     ├── PoolClosed                      the client was closed
     ├── LineFull                        more requests wait than `Limits` allows
     └── JournalError                    the record of a batch cannot be used
+        ├── JournalLocked               another process runs this batch
+        └── JournalMismatch             the record is of another input, or of other options
 """
 
 from types import MappingProxyType
@@ -45,6 +47,8 @@ __all__ = [
     "ContentFilterFinishReasonError",
     "InternalServerError",
     "JournalError",
+    "JournalLocked",
+    "JournalMismatch",
     "LengthFinishReasonError",
     "LimitExceeded",
     "LineFull",
@@ -280,7 +284,17 @@ class LineFull(AsyncChatError):
 
 
 class JournalError(AsyncChatError):
-    """The record of a batch is torn, in use, or of another input."""
+    """The record of a batch cannot be read or written; what is in it is safe."""
+
+
+class JournalLocked(JournalError):
+    """Another process runs this batch; `pid` says which, where that is known."""
+
+    pid: int | None = None
+
+
+class JournalMismatch(JournalError):
+    """The record of a batch is of another input, or was made with other options."""
 
 
 _BY_STATUS: dict[int, type[APIStatusError]] = {

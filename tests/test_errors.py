@@ -20,6 +20,8 @@ from asyncchat.errors import (
     ContentFilterFinishReasonError,
     InternalServerError,
     JournalError,
+    JournalLocked,
+    JournalMismatch,
     LengthFinishReasonError,
     LimitExceeded,
     LineFull,
@@ -72,6 +74,8 @@ TREE: dict[type[AsyncChatError], tuple[type[Exception], bool]] = {
     RefusalError: (AsyncChatError, False),
     MaxTurnsReached: (AsyncChatError, False),
     JournalError: (AsyncChatError, False),
+    JournalLocked: (JournalError, False),
+    JournalMismatch: (JournalError, False),
 }
 
 

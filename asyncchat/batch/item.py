@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["BadItem", "Item", "identity"]
+__all__ = ["BadItem", "Item", "canonical", "identity"]
 
 
 class Item(msgspec.Struct):
@@ -28,7 +28,18 @@ class BadItem(msgspec.Struct, frozen=True):
     message: str
 
 
-def identity(body: dict[str, Any]) -> str:
-    """Return the 128-bit hash of a request, in hex: the same for the same fields in any order."""
-    canonical = msgspec.json.encode(body, order="deterministic")
-    return blake2b(canonical, digest_size=16).hexdigest()
+def canonical(body: dict[str, Any]) -> bytes:
+    """Return a body as JSON that is the same for the same fields in any order.
+
+    Raises:
+        TypeError: it holds what JSON cannot.
+    """
+    return _sorted(body)
+
+
+def identity(whole: bytes) -> str:
+    """Return the 128-bit hash of a canonical body, in hex."""
+    return blake2b(whole, digest_size=16).hexdigest()
+
+
+_sorted = msgspec.json.Encoder(order="deterministic").encode

@@ -8,111 +8,40 @@ import functools
 import os
 import ssl
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 import msgspec
 
+from asyncchat.client.core import OPENAI, Asker, Core, Settings, both
 from asyncchat.client.many import Mapped, MapProgress, MapResult, Prompt
 from asyncchat.client.observe import Observer, Observers, log_as_the_environment_says
-from asyncchat.client.pool import Call, Place, SessionPool, Statistics
-from asyncchat.client.reply import Reply
+from asyncchat.client.pool import SessionPool, Statistics
 from asyncchat.client.run import Plan, ToolRecord, ToolRun
 from asyncchat.client.session import Session
-from asyncchat.client.stream import ChatStream, Opened
+from asyncchat.client.stream import ChatStream
 from asyncchat.errors import OutputMismatch
 from asyncchat.policy.credentials import checked_base_url
 from asyncchat.policy.endpoint import Endpoint, KeySource
 from asyncchat.policy.limits import Limits
 from asyncchat.policy.retry import Resume, RetryPolicy
 from asyncchat.policy.timeout import Timeout
-from asyncchat.protocol.answer import AnswerReader
 from asyncchat.protocol.events import Event
 from asyncchat.protocol.parsed import read_value, sum_usage
-from asyncchat.protocol.request import ChatRequest, Messages
+from asyncchat.protocol.request import Messages
 from asyncchat.protocol.response import Chunk, Completion, Usage
 from asyncchat.protocol.schema import Dialect, Tool, output_type
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
 
+    from asyncchat.batch.engine import Batch
+    from asyncchat.batch.options import Price
+
 __all__ = ["AsyncChat", "Chat", "Completions"]
 
 _T = TypeVar("_T")
-
-_OPENAI = "https://api.openai.com/v1"
-
-
-class _Settings(msgspec.Struct, frozen=True):
-    """What `with_options` can change: it is cheap, since everything that is open is shared."""
-
-    model: str | None
-    timeout: Timeout
-    retry: RetryPolicy
-    headers: Mapping[str, str] | None
-    query: Mapping[str, str] | None
-    limits: Limits
-    split_think_tags: bool
-    cumulative_content: bool
-
-
-class _Core:
-    """What `AsyncChat` and its `chat` share: the pool, and what turns a call into a request."""
-
-    __slots__ = ("dialects", "has_models", "lacks_key", "pool", "settings")
-
-    def __init__(self, pool: SessionPool, settings: _Settings) -> None:
-        self.pool = pool
-        self.settings = settings
-        self.lacks_key = any(
-            session.base_url == _OPENAI and not session.has_key for session in pool.sessions
-        )
-        self.dialects: set[Dialect] = {server.endpoint.dialect for server in pool.servers}
-        self.has_models = any(server.endpoint.model for server in pool.servers)
-
-    def request(
-        self, messages: Messages, system: str | None, fields: dict[str, Any]
-    ) -> ChatRequest:
-        """Make the request that a call's keywords ask for."""
-        if self.lacks_key:
-            raise ValueError(
-                "no key: pass api_key=... or set OPENAI_API_KEY; or set base_url to a server that wants none."
-            )
-        extra = fields.pop("extra_body", None)
-        if fields.get("model") is None:
-            fields["model"] = self.settings.model
-        made = ChatRequest(
-            messages,
-            fields,
-            system=system,
-            extra_body=extra,
-            needs_model=not self.has_models,
-            dialect=fields.pop("dialect", None),
-        )
-        made.check(self.dialects)
-        return made
-
-    def call(self, fields: dict[str, Any]) -> Call:
-        """Take out of a call's keywords what says how it is sent."""
-        mine = self.settings
-        return Call(
-            timeout=Timeout.of(fields.pop("timeout", None), mine.timeout),
-            retry=mine.retry,
-            headers=_both(mine.headers, fields.pop("extra_headers", None)),
-            query=_both(mine.query, fields.pop("extra_query", None)),
-        )
-
-    def reader(self, content_type: str, n: int) -> AnswerReader:
-        """Make the reader of one answer."""
-        mine = self.settings
-        return AnswerReader(
-            n,
-            content_type=content_type,
-            max_event_bytes=mine.limits.max_event_bytes,
-            max_answer_bytes=mine.limits.max_answer_bytes,
-            split_think_tags=mine.split_think_tags,
-            cumulative_content=mine.cumulative_content,
-        )
 
 
 class AsyncChat:
@@ -176,7 +105,7 @@ class AsyncChat:
         limits = limits or Limits()
         model = model or _env("ASYNCCHAT_MODEL")
         if endpoints is None:
-            url = base_url or _env("ASYNCCHAT_BASE_URL") or _env("OPENAI_BASE_URL") or _OPENAI
+            url = base_url or _env("ASYNCCHAT_BASE_URL") or _env("OPENAI_BASE_URL") or OPENAI
             key = _env("OPENAI_API_KEY") if api_key is None else api_key
             url = checked_base_url(url)  # here, to speak of it as `base_url`
             chosen = [Endpoint(url, key, headers=default_headers, query=default_query)]
@@ -187,7 +116,7 @@ class AsyncChat:
                 )
             chosen = _completed(endpoints, model, default_headers, default_query)
             model = None  # each has its own
-        settings = _Settings(
+        settings = Settings(
             model=model,
             timeout=Timeout.of(timeout, Timeout()),
             retry=_retry(retry, max_retries, RetryPolicy()),
@@ -205,7 +134,7 @@ class AsyncChat:
         ]
         pool = SessionPool(sessions, limits, Observers(observers))
         log_as_the_environment_says()
-        self._core = _Core(pool, settings)
+        self._core = Core(pool, settings)
         self.chat = Chat(self._core)
 
     def __repr__(self) -> str:
@@ -233,11 +162,11 @@ class AsyncChat:
             model=model or mine.model,
             timeout=Timeout.of(timeout, mine.timeout),
             retry=_retry(retry, max_retries, mine.retry),
-            headers=_both(mine.headers, default_headers),
-            query=_both(mine.query, default_query),
+            headers=both(mine.headers, default_headers),
+            query=both(mine.query, default_query),
         )
         made = type(self).__new__(type(self))
-        core = _Core(self._core.pool, settings)
+        core = Core(self._core.pool, settings)
         made._core, made.chat = core, Chat(core)  # noqa: SLF001  another of our own
         return made
 
@@ -285,6 +214,107 @@ class AsyncChat:
                 found.append(result)  # noqa: PERF401  an async comprehension reads worse
         return sorted(found, key=lambda result: result.index)
 
+    def batch(
+        self,
+        job: "str | os.PathLike[str]",
+        *,
+        concurrency: int | Literal["auto"] = "auto",
+        stream: bool = True,
+        timeout: Timeout | float | None = None,
+        retries: int = 5,
+        retry_errors: bool | Iterable[str] = False,
+        retry_finish: Iterable[str] = (),
+        on_change: Literal["error", "rerun", "keep"] = "error",
+        dedupe: bool = False,
+        response_format: Any = None,
+        schema: Mapping[str, Any] | None = None,
+        system: str | None = None,
+        repairs: int = 1,
+        price: "Price | None" = None,
+        max_cost: float | None = None,
+        max_tokens_total: int | None = None,
+        max_items: int | None = None,
+        max_failures: int | str | None = None,
+        max_wait: float = 3600.0,
+        fsync: Literal["always", "1s", "never"] = "1s",
+        shard: str = "",
+        **fields: Any,
+    ) -> "Batch":
+        """Return a batch that survives its process, for `async with`: see `Batch`.
+
+        Args:
+            job: the directory of its records, made if need be. The same directory with the same inputs goes on.
+            concurrency: requests in flight, at most; `"auto"` finds out how many the servers bear.
+            stream: stream answers underneath, so that stalls are noticed and the time to the first token is known.
+            timeout: bounds of one attempt; waiting in line is in none of them. Else connect 10, first 120, idle 60, total 600.
+            retries: attempts after the first. Being told to come back later is no attempt, and neither is a failure in an outage.
+            retry_errors: ask again for inputs that an earlier run recorded as failed: all, or those with these codes.
+            retry_finish: finish reasons that are no answer, such as `["length"]`.
+            on_change: what to do where an input says something else than when it was recorded.
+            dedupe: ask once where several inputs ask exactly the same.
+            response_format: as for `chat(...)`. With a type, every answer is checked against it.
+            schema: a JSON Schema: sent as `response_format`, and every answer is checked against it (extra `schema`).
+            system: a system message to put first.
+            repairs: how often to ask again, with the error, where an answer does not fit.
+            price: of a million tokens; makes costs known.
+            max_cost: stop where the next requests would cost more, those of earlier runs included.
+            max_tokens_total: likewise, in tokens.
+            max_items: inputs that are asked for in this run.
+            max_failures: stop at so many failures, or at such a share (`"5%"`).
+            max_wait: seconds without any answer after which the batch stops.
+            fsync: when records are made safe against a power cut. A killed process loses none in any case.
+            shard: for one of several processes that work on the same job: a name for its files.
+            fields: of every request, as for `chat(...)`.
+
+        Raises:
+            ValueError: an option that cannot be right.
+            SchemaError: a type that has no schema.
+        """
+        from asyncchat.batch.check import by_schema, by_type
+        from asyncchat.batch.engine import Batch
+        from asyncchat.batch.options import BatchOptions, Share, kinds_of
+
+        options = BatchOptions(
+            concurrency=concurrency,
+            stream=stream,
+            timeout=Timeout.of(timeout, BatchOptions().timeout),
+            retries=retries,
+            retry_finish=tuple(retry_finish),
+            retry_errors=kinds_of(retry_errors),
+            on_change=on_change,
+            dedupe=dedupe,
+            repairs=repairs,
+            price=price,
+            max_cost=max_cost,
+            max_tokens_total=max_tokens_total,
+            max_items=max_items,
+            max_failures=None if max_failures is None else Share.read(max_failures),
+            max_wait=max_wait,
+            fsync=fsync,
+        )
+        output = check = None
+        if schema is not None:
+            if response_format is not None:
+                raise ValueError("schema= and response_format= are two ways to say one thing.")
+            check = by_schema(schema)
+            response_format = {
+                "type": "json_schema",
+                "json_schema": {"name": "answer", "schema": dict(schema)},
+            }
+        if response_format is not None and not isinstance(response_format, Mapping):
+            output = output_type(response_format)
+            check = by_type(output)
+            response_format = None
+        asker = Asker(
+            self._core,
+            stream=stream,
+            timeout=options.timeout,
+            output=output,
+            system=system,
+            fields={**fields, "response_format": response_format},
+        )
+        return Batch(asker, Path(job), options, check=check, shard=shard)
+
     def statistics(self) -> Statistics:
         """Return what the client is doing and has done."""
         return self._core.pool.statistics()
@@ -316,7 +346,7 @@ class Chat:
 
     __slots__ = ("_core",)
 
-    def __init__(self, core: _Core) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
 
     @property
@@ -343,23 +373,7 @@ class Chat:
         call = core.call(fields)
         if fields.pop("resume", None) is not None:
             raise ValueError("resume= is for streams: await chat.stream(..., resume=...).final().")
-        request = core.request(messages, system, fields)
-
-        async def take(reply: Reply, place: Place) -> tuple[AnswerReader, Completion, Place]:
-            reply.alive(watched=False)
-            body = await reply.read_all(core.settings.limits.max_event_bytes)
-            reader = core.reader(reply.content_type, request.n)
-            answer = reader.read_whole(body)
-            answer.http = reply.http
-            place.began(reply)
-            return reader, answer, place
-
-        def drop(whole: tuple[AnswerReader, Completion, Place]) -> None:
-            whole[2].left(whole[0])
-
-        reader, answer, place = await core.pool.run(request, call, take, stream=False, drop=drop)
-        answer.timing = place.timing()
-        place.finished(reader, answer)
+        answer, _ = await core.whole(core.request(messages, system, fields), call)
         return answer
 
     def stream(
@@ -385,28 +399,8 @@ class Chat:
         core = self._core
         call = core.call(fields)
         resumes = Resume.of(fields.pop("resume", None))
-        request = core.request(messages, system, fields)
-
-        async def start(stream: ChatStream[Any]) -> Opened:
-            return await core.pool.run(request, call, stream.begin, stream=True, drop=Opened.drop)
-
-        async def resume(stream: ChatStream[Any], before: Place, said: str) -> Opened:
-            assert resumes is not None
-            again = request
-            if resumes.mode == "continue":
-                again = request.continued(said, fields=resumes.fields, prefix=resumes.prefix)
-            return await core.pool.run(again, call, stream.begin, stream=True, after=before)
-
-        def make_reader(content_type: str) -> AnswerReader:
-            return core.reader(content_type, request.n)
-
-        return ChatStream(
-            start,
-            make_reader,
-            mode=mode,
-            resume=resume,
-            resumes=resumes,
-            output=request.output,
+        return core.stream(
+            core.request(messages, system, fields), call, mode=mode, resumes=resumes
         )
 
     def answer_to(self, prompt: Prompt, fields: Mapping[str, Any]) -> ChatStream[Event]:
@@ -652,8 +646,8 @@ def _completed(
         msgspec.structs.replace(
             endpoint,
             model=endpoint.model or model,
-            headers=_both(headers, endpoint.headers),
-            query=_both(query, endpoint.query),
+            headers=both(headers, endpoint.headers),
+            query=both(query, endpoint.query),
         )
         for endpoint in made
     ]
@@ -665,9 +659,3 @@ def _retry(
     if max_retries is None:
         return retry or default
     return msgspec.structs.replace(retry or default, max_retries=max_retries)
-
-
-def _both(
-    one: Mapping[str, str] | None, other: Mapping[str, str] | None
-) -> Mapping[str, str] | None:
-    return {**one, **other} if one and other else other or one

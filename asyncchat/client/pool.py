@@ -87,12 +87,18 @@ class Statistics(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """How one request is to be sent."""
+    """How one request is to be sent.
+
+    `key` is its idempotency key, else one is drawn. `is_patient` says that it waits in line as long as that takes: its total
+    bound begins when it is sent.
+    """
 
     timeout: Timeout
     retry: RetryPolicy
     headers: Mapping[str, str] | None = None
     query: Mapping[str, str] | None = None
+    key: str | None = None
+    is_patient: bool = False
 
 
 class _Ticket:
@@ -125,10 +131,10 @@ class _Ticket:
         self.stream = stream
         self.is_told = is_told  # whether anybody wants to hear more of it than its failures
         self.started = now()
-        total = call.timeout.total
+        total = None if call.is_patient else call.timeout.total
         self.deadline = None if total is None else self.started + total
         # One for all attempts: a server that knows the header answers once.
-        self.key = secrets.token_hex(16)
+        self.key = call.key or secrets.token_hex(16)
         self.attempts = 0
         self.free = 0  # attempts that do not count, since no server has begun to work on them
         self.resumed = 0
@@ -149,6 +155,11 @@ class _Ticket:
         if timeout.line is not None and (left is None or timeout.line < left):
             return "line", timeout.line, timeout.line
         return "total", timeout.total, left
+
+    def starts(self) -> None:
+        """Begin the total bound of one that has waited patiently."""
+        if self.call.is_patient and self.deadline is None and self.call.timeout.total is not None:
+            self.deadline = now() + self.call.timeout.total
 
 
 class Place:
@@ -185,7 +196,8 @@ class Place:
         ticket = self.ticket
         ttft = None if first is None else first - ticket.started
         total = now() - ticket.started
-        return Timing(ttft, itl, total, ticket.attempts, self.endpoint, ticket.resumed)
+        waited = self.sent_at - ticket.started
+        return Timing(ttft, itl, total, ticket.attempts, self.endpoint, ticket.resumed, waited)
 
     def began(self, reply: Reply) -> None:
         """The answer has begun well: its first event is there, or all of a plain one."""
@@ -306,6 +318,11 @@ class SessionPool:
         """Whether it can send no more."""
         return any(session.is_closed for session in self.sessions)
 
+    def adapt(self) -> None:
+        """From now on find out how many requests at once each key of each endpoint bears."""
+        for server in self.servers:
+            server.adapt(self._limits.in_flight)
+
     async def close(self) -> None:
         """End everything: who waits or reads gets `PoolClosed`. Idempotent."""
         for session in self.sessions:
@@ -363,6 +380,7 @@ class SessionPool:
                     is_back=ticket.attempts > 0,
                     bound=ticket.bound_in_line,
                 )
+                ticket.starts()
                 place = Place(self, hold, ticket)
                 delay = None if call.retry.hedge is None else self._hedge_delay(ticket)
                 try:

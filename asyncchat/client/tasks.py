@@ -4,7 +4,9 @@ Not here: what the tasks do. The group ends with the block, cancelled, and never
 own: tasks report what goes wrong as values.
 """
 
+import asyncio
 from collections.abc import Callable, Coroutine
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -12,7 +14,13 @@ import anyio
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
-__all__ = ["BlockTasks"]
+__all__ = ["BlockTasks", "is_ours"]
+
+
+def is_ours(cancelled: asyncio.CancelledError) -> bool:
+    """Whether a cancellation was meant for this task, and not raised inside by something that was cancelled itself."""
+    del cancelled
+    return anyio.current_effective_deadline() == -inf
 
 
 class BlockTasks:

@@ -120,11 +120,15 @@ class Server:
         self.breaker = Breaker()
         self.budget = RetryBudget()
         self.sent = self.failed = self.limited = 0
-        least = endpoint.in_flight if endpoint.in_flight is not None else most
-        self.lanes = [
-            Lane(self, key, AdaptiveLimit(least) if adaptive else None)
-            for key in endpoint.keys or (None,)
-        ]
+        self.lanes = [Lane(self, key) for key in endpoint.keys or (None,)]
+        if adaptive:
+            self.adapt(most)
+
+    def adapt(self, most: int | None) -> None:
+        """From now on find out how many requests at once the lanes bear. What is known already is kept."""
+        least = most if self.endpoint.in_flight is None else self.endpoint.in_flight
+        for lane in self.lanes:
+            lane.adaptive = lane.adaptive or AdaptiveLimit(least)
 
 
 class Lane:
@@ -154,9 +158,7 @@ class Lane:
         "turns",
     )
 
-    def __init__(
-        self, server: Server, key: Key | None, adaptive: AdaptiveLimit | None = None
-    ) -> None:
+    def __init__(self, server: Server, key: Key | None) -> None:
         endpoint = server.endpoint
         self.server = server
         self.endpoint = endpoint
@@ -165,7 +167,7 @@ class Lane:
         self.turns = 0.0
         """How often it was chosen, for its weight."""
         self._most = endpoint.in_flight
-        self.adaptive = adaptive
+        self.adaptive: AdaptiveLimit | None = None
         bounded = endpoint.rpm is not None or endpoint.tpm is not None
         self._bounds = Bounds(endpoint.rpm, endpoint.tpm) if bounded else None
         self._requests, self._tokens = Allowance(), Allowance()

@@ -14,7 +14,7 @@ from asyncchat.errors import (
 from asyncchat.protocol.response import Completion, Usage
 from asyncchat.protocol.schema import OutputType
 
-__all__ = ["read_value", "sum_usage"]
+__all__ = ["check_whole", "read_value", "sum_usage"]
 
 _T = TypeVar("_T")
 
@@ -28,17 +28,8 @@ def read_value(output: OutputType[_T], answer: Completion) -> _T:
         ContentFilterFinishReasonError: a filter ended it.
         OutputMismatch: it does not fit. Each carries the answer in `partial`.
     """
-    message, reason = answer.message, answer.finish_reason
-    if message.refusal:
-        raise RefusalError("the model refused to answer", partial=answer)
-    if reason == "length":
-        raise LengthFinishReasonError(
-            f"the answer was cut at the token limit before it was a whole {output.name}",
-            hint="Raise max_tokens.",
-            partial=answer,
-        )
-    if reason == "content_filter":
-        raise ContentFilterFinishReasonError("a content filter ended the answer", partial=answer)
+    check_whole(answer, output.name)
+    message = answer.message
     try:
         value = output.decode(message.content or "")
     except OutputMismatch as error:
@@ -46,6 +37,27 @@ def read_value(output: OutputType[_T], answer: Completion) -> _T:
         raise
     message.parsed = value
     return value
+
+
+def check_whole(answer: Completion, name: str) -> None:
+    """Check that an answer is the whole of what the model had to say, whatever it is.
+
+    Raises:
+        RefusalError: the model refused.
+        LengthFinishReasonError: it was cut at its token limit before it was a whole `name`.
+        ContentFilterFinishReasonError: a filter ended it.
+    """
+    reason = answer.finish_reason
+    if answer.message.refusal:
+        raise RefusalError("the model refused to answer", partial=answer)
+    if reason == "length":
+        raise LengthFinishReasonError(
+            f"the answer was cut at the token limit before it was a whole {name}",
+            hint="Raise max_tokens.",
+            partial=answer,
+        )
+    if reason == "content_filter":
+        raise ContentFilterFinishReasonError("a content filter ended the answer", partial=answer)
 
 
 def sum_usage(usages: "list[Usage | None]") -> Usage | None:

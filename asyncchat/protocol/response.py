@@ -228,7 +228,8 @@ class Timing(msgspec.Struct, frozen=True, gc=False):
 
     `ttft` runs from the first attempt to the first event that carries something; `itl` is the mean time between
     events from then on (None with fewer than two); `total` includes the line, retries and their waits. `attempts` counts the
-    requests sent; `resumed` says how often the answer had broken off and was taken up again (`resume=`).
+    requests sent; `resumed` says how often the answer had broken off and was taken up again (`resume=`); `waited` is the
+    part of `total` before the last request was sent.
     """
 
     ttft: float | None = None
@@ -237,6 +238,7 @@ class Timing(msgspec.Struct, frozen=True, gc=False):
     attempts: int = 1
     endpoint: str = ""
     resumed: int = 0
+    waited: float = 0.0
 
 
 class HTTP(msgspec.Struct, frozen=True):

@@ -20,6 +20,8 @@ from asyncchat.errors import (
     ContentFilterFinishReasonError,
     InternalServerError,
     JournalError,
+    JournalLocked,
+    JournalMismatch,
     LengthFinishReasonError,
     LimitExceeded,
     LineFull,
@@ -425,6 +427,8 @@ BY_CLASS: dict[type[AsyncChatError], Blame] = {
     RefusalError: "request",
     MaxTurnsReached: "request",
     JournalError: "request",
+    JournalLocked: "request",
+    JournalMismatch: "request",
 }
 
 

@@ -20,7 +20,8 @@ work carries errors across processes. Names in common with `openai` mean the sam
     ├── MaxTurnsReached                 the model still calls tools after as many turns as it may have
     ├── PoolClosed                      the client was closed
     ├── LineFull                        more requests wait than `Limits` allows
-    └── JournalError                    the record of a batch cannot be used
+    ├── JournalError                    the record of a batch cannot be used
+    └── SourceError                     the input of a batch cannot be read, or not to its end
 """
 
 from types import MappingProxyType
@@ -57,6 +58,7 @@ __all__ = [
     "RateLimit",
     "RateLimitError",
     "RefusalError",
+    "SourceError",
     "StreamCut",
     "StreamStalled",
     "UnprocessableEntityError",
@@ -281,6 +283,10 @@ class LineFull(AsyncChatError):
 
 class JournalError(AsyncChatError):
     """The record of a batch is torn, in use, or of another input."""
+
+
+class SourceError(AsyncChatError, ValueError):
+    """The input of a batch cannot be read, or not to its end: missing, packed and cut short, damaged."""
 
 
 _BY_STATUS: dict[int, type[APIStatusError]] = {

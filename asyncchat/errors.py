@@ -20,9 +20,10 @@ work carries errors across processes. Names in common with `openai` mean the sam
     ├── MaxTurnsReached                 the model still calls tools after as many turns as it may have
     ├── PoolClosed                      the client was closed
     ├── LineFull                        more requests wait than `Limits` allows
-    └── JournalError                    the record of a batch cannot be used
-        ├── JournalLocked               another process runs this batch
-        └── JournalMismatch             the record is of another input, or of other options
+    ├── JournalError                    the record of a batch cannot be used
+    │   ├── JournalLocked               another process runs this batch
+    │   └── JournalMismatch             the record is of another input, or of other options
+    └── SourceError                     the input of a batch cannot be read, or not to its end
 """
 
 from types import MappingProxyType
@@ -61,6 +62,7 @@ __all__ = [
     "RateLimit",
     "RateLimitError",
     "RefusalError",
+    "SourceError",
     "StreamCut",
     "StreamStalled",
     "UnprocessableEntityError",
@@ -295,6 +297,10 @@ class JournalLocked(JournalError):
 
 class JournalMismatch(JournalError):
     """The record of a batch is of another input, or was made with other options."""
+
+
+class SourceError(AsyncChatError, ValueError):
+    """The input of a batch cannot be read, or not to its end: missing, packed and cut short, damaged."""
 
 
 _BY_STATUS: dict[int, type[APIStatusError]] = {

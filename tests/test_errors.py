@@ -34,6 +34,7 @@ from asyncchat.errors import (
     RateLimit,
     RateLimitError,
     RefusalError,
+    SourceError,
     StreamCut,
     StreamStalled,
     UnprocessableEntityError,
@@ -76,6 +77,7 @@ TREE: dict[type[AsyncChatError], tuple[type[Exception], bool]] = {
     JournalError: (AsyncChatError, False),
     JournalLocked: (JournalError, False),
     JournalMismatch: (JournalError, False),
+    SourceError: (AsyncChatError, False),
 }
 
 

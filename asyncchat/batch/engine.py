@@ -28,11 +28,10 @@ import msgspec
 
 from asyncchat.batch.agenda import Agenda
 from asyncchat.batch.check import Check
-from asyncchat.batch.item import BadItem, Item
+from asyncchat.batch.item import BadItem, Item, Layout, item_of
 from asyncchat.batch.ledger import Differences, Ledger
 from asyncchat.batch.options import BatchOptions
 from asyncchat.batch.record import BatchRecord, Sample, SessionNote
-from asyncchat.batch.source import Layout, item_of
 from asyncchat.batch.work import Todo, Work
 from asyncchat.client.core import Asker
 from asyncchat.client.tasks import BlockTasks, is_ours

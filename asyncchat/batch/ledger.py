@@ -208,8 +208,7 @@ class Ledger:
             return "new"
         if before >> _BITS == fingerprint:
             return "recorded"
-        # An input that could not be read has no hash: mending it asks for it.
-        return "changed" if before >> _BITS else "new"
+        return "changed" if before & _OK else "new"  # mending an input that failed asks for it
 
     def name_for_double(self, key: str) -> str:
         """Return a name for another input of the same name: the same one in each run of the same inputs."""
@@ -226,7 +225,7 @@ class Ledger:
                 continue
             differences.gone -= 1  # it is not
             hash_ = identity(canonical(item.body)) if isinstance(item, Item) else ""
-            if known >> _BITS and known >> _BITS != _fingerprint(hash_):
+            if known & _OK and known >> _BITS != _fingerprint(hash_):
                 differences.changed += 1
                 if len(differences.examples) < _EXAMPLES:
                     differences.examples.append(repr(item.key))

@@ -34,6 +34,7 @@ from asyncchat.errors import (
     RateLimit,
     RateLimitError,
     RefusalError,
+    SourceError,
     StreamCut,
     StreamStalled,
     UnprocessableEntityError,
@@ -429,6 +430,7 @@ BY_CLASS: dict[type[AsyncChatError], Blame] = {
     JournalError: "request",
     JournalLocked: "request",
     JournalMismatch: "request",
+    SourceError: "request",
 }
 
 

@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncchat import Assistant, User
-from asyncchat.batch.item import BadItem, Item, Layout, columns_of, identity, item_of, item_of_row
+from asyncchat.batch.item import (
+    BadItem,
+    Item,
+    Layout,
+    canonical,
+    columns_of,
+    identity,
+    item_of,
+    item_of_row,
+)
 from asyncchat.protocol.response import Message
 
 ASKED = [{"role": "user", "content": "Hi."}]

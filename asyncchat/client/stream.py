@@ -282,8 +282,7 @@ class ChatStream(Generic[_Item]):
         Raises:
             ValueError: with `resume="restart"`: text cannot say that what came before is void.
         """
-        if self._resumes is not None and self._resumes.mode == "restart":
-            raise ValueError(_NO_TEXT)
+        self._refuse_restart("text()")
         self._read_as("events")
         return self._walk(_Text)
 
@@ -345,8 +344,13 @@ class ChatStream(Generic[_Item]):
         return self._grow(take, lambda: iter((self.parsed,)))
 
     def _refuse_restart(self, what: str) -> None:
-        if self._resumes is not None and self._resumes.mode == "restart":
+        if self.may_restart:
             raise ValueError(_NO_TEXT.replace("text()", what))
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether what came may turn out to be void: with `resume="restart"`."""
+        return self._resumes is not None and self._resumes.mode == "restart"
 
     def _grow(
         self, take: Callable[[str], Iterator[Any]], end: Callable[[], Iterator[Any]]
@@ -532,7 +536,7 @@ class ChatStream(Generic[_Item]):
         except BaseException:
             self.close()
             raise
-        if self._resumes.mode == "restart":
+        if self.may_restart:
             self._first_at = None
         else:
             self._frames_before += reader.frames
@@ -547,7 +551,7 @@ class ChatStream(Generic[_Item]):
         cut = isinstance(error, (StreamCut, StreamStalled)) or error.retryable
         if not cut or (isinstance(error, APITimeoutError) and error.phase == "total"):
             return False
-        if self._resumes.mode == "restart":
+        if self.may_restart:
             return True
         choices = error.partial.choices if error.partial is not None else []
         if len(choices) != 1:

@@ -118,6 +118,8 @@ NAMES = [
     "Timing",
     "ToolCall",
     "Usage",
+    "SSEBody",
+    "sse",
     "AnswerReader",
     "Assembler",
     "SSEParser",

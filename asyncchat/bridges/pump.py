@@ -1,0 +1,77 @@
+"""Reads a stream ahead of who sends it on, within a bound, so that what waits can be sent in one go.
+
+Not here: tasks, sending, formats. What a reader has not taken weighs `MOST_WAITING` at most; then nothing more is read,
+and TCP slows the model's server. While nothing is read no bound of silence runs, so a slow reader is no silent server.
+"""
+
+import asyncio
+from typing import Any, Literal
+
+from asyncchat.bridges.coalesce import weight
+from asyncchat.bridges.formats import Format
+from asyncchat.client.stream import ChatStream
+
+__all__ = ["Pump", "refuse_restart"]
+
+MOST_WAITING = 64 * 1024
+
+
+class Pump:
+    """What came of a stream and was not yet taken."""
+
+    __slots__ = ("_changed", "_items", "_room", "_stream", "_waiting", "error", "is_over", "reads")
+
+    def __init__(self, stream: ChatStream[Any], reads: Literal["events", "chunks"]) -> None:
+        self.reads = reads
+        self.error: Exception | None = None
+        """What ended the stream, if it did not end well."""
+        self.is_over = False
+        """Whether nothing more comes."""
+        self._stream = stream
+        self._items: list[Any] = []
+        self._waiting = 0  # what `_items` weigh
+        self._changed = asyncio.Event()
+        self._room = asyncio.Event()
+
+    async def run(self) -> None:
+        """Read the stream to its end. What it raises is kept in `error`; leaving early closes it.
+
+        Cancellation: closes the stream.
+        """
+        stream = self._stream
+        try:
+            async for item in stream.events() if self.reads == "events" else stream.chunks():
+                self._items.append(item)
+                self._waiting += weight(item)
+                self._changed.set()
+                while self._waiting >= MOST_WAITING:
+                    self._room.clear()
+                    await self._room.wait()
+        except Exception as error:  # noqa: BLE001  raised where the reader is told of it
+            self.error = error
+        finally:
+            stream.close()
+            self.is_over = True
+            self._changed.set()
+
+    async def wait(self) -> None:
+        """Wait until something can be taken, or nothing more comes."""
+        await self._changed.wait()
+
+    def take(self) -> list[Any]:
+        """Return what came since the last time."""
+        taken, self._items = self._items, []
+        self._waiting = 0
+        self._room.set()
+        if not self.is_over:
+            self._changed.clear()
+        return taken
+
+
+def refuse_restart(stream: ChatStream[Any], made: Format) -> None:
+    """Raise ValueError where an answer may begin anew and the format has no way to say so."""
+    if stream.may_restart and not made.may_restart:
+        raise ValueError(
+            "resume='restart' makes what came before void, which this format cannot say: "
+            "use resume='continue', or format='events'."
+        )

@@ -8,10 +8,11 @@ import asyncio
 from typing import Any, Literal
 
 from asyncchat.bridges.coalesce import weight
+from asyncchat.bridges.failure import Failure
 from asyncchat.bridges.formats import Format
 from asyncchat.client.stream import ChatStream
 
-__all__ = ["Pump", "refuse_restart"]
+__all__ = ["Pump"]
 
 MOST_WAITING = 64 * 1024
 
@@ -19,19 +20,23 @@ MOST_WAITING = 64 * 1024
 class Pump:
     """What came of a stream and was not yet taken."""
 
-    __slots__ = ("_changed", "_items", "_room", "_stream", "_waiting", "error", "is_over", "reads")
+    __slots__ = ("_changed", "_items", "_over", "_reads", "_room", "_stream", "_waiting", "error")
 
     def __init__(self, stream: ChatStream[Any], reads: Literal["events", "chunks"]) -> None:
-        self.reads = reads
         self.error: Exception | None = None
         """What ended the stream, if it did not end well."""
-        self.is_over = False
-        """Whether nothing more comes."""
         self._stream = stream
+        self._reads = reads
         self._items: list[Any] = []
         self._waiting = 0  # what `_items` weigh
         self._changed = asyncio.Event()
+        self._over = asyncio.Event()
         self._room = asyncio.Event()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes."""
+        return self._over.is_set()
 
     async def run(self) -> None:
         """Read the stream to its end. What it raises is kept in `error`; leaving early closes it.
@@ -40,7 +45,7 @@ class Pump:
         """
         stream = self._stream
         try:
-            async for item in stream.events() if self.reads == "events" else stream.chunks():
+            async for item in stream.events() if self._reads == "events" else stream.chunks():
                 self._items.append(item)
                 self._waiting += weight(item)
                 self._changed.set()
@@ -51,7 +56,7 @@ class Pump:
             self.error = error
         finally:
             stream.close()
-            self.is_over = True
+            self._over.set()
             self._changed.set()
 
     async def wait(self) -> None:
@@ -67,11 +72,12 @@ class Pump:
             self._changed.clear()
         return taken
 
+    async def wait_until_over(self) -> None:
+        """Wait until nothing more comes."""
+        await self._over.wait()
 
-def refuse_restart(stream: ChatStream[Any], made: Format) -> None:
-    """Raise ValueError where an answer may begin anew and the format has no way to say so."""
-    if stream.may_restart and not made.may_restart:
-        raise ValueError(
-            "resume='restart' makes what came before void, which this format cannot say: "
-            "use resume='continue', or format='events'."
-        )
+    def last(self, made: Format) -> list[bytes]:
+        """Return the end of the answer that is over, in a format."""
+        if self.error is not None:
+            return made.fail(Failure.of(self.error))
+        return made.end(self._stream.completion)

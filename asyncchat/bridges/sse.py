@@ -5,19 +5,16 @@ cancelled while waiting for it closes the upstream request at that moment, witho
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from types import MappingProxyType, TracebackType
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Self
 
 import anyio
 
 from asyncchat.bridges.coalesce import coalesce
-from asyncchat.bridges.failure import Failure
-from asyncchat.bridges.formats import Format
-from asyncchat.bridges.openai_chunks import OpenAIChunks
-from asyncchat.bridges.pump import Pump, refuse_restart
-from asyncchat.bridges.ui_messages import UIMessages
+from asyncchat.bridges.formats import BODY_FORMATS, BodyFormat, Format, format_for
+from asyncchat.bridges.pump import Pump
 from asyncchat.client.stream import ChatStream
 from asyncchat.protocol.response import Completion
 
@@ -29,10 +26,6 @@ _HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",  # nginx would hold tokens back
 }
-
-FormatName: TypeAlias = Literal["openai", "ui"]
-
-_FORMATS: dict[str, Callable[..., Format]] = {"openai": OpenAIChunks, "ui": UIMessages}
 
 
 class SSEBody:
@@ -119,10 +112,7 @@ class SSEBody:
         messages = [message for item in items for message in made.feed(item)]
         if is_over:
             self._is_over = True
-            if pump.error is None:
-                messages += made.end(self._stream.completion)
-            else:
-                messages += made.fail(Failure.of(pump.error))
+            messages += pump.last(made)
             if made.after_last is not None:
                 messages.append(made.after_last)
         return self._lines(messages)
@@ -161,10 +151,12 @@ class SSEBody:
 
 def sse(
     stream: ChatStream[Any],
-    format: FormatName = "openai",  # noqa: A002  the documented name
+    format: BodyFormat = "openai",  # noqa: A002  the documented name
     *,
     keepalive: float = 15.0,
     message_id: str | None = None,
+    thread_id: str | None = None,
+    run_id: str | None = None,
 ) -> SSEBody:
     """Return a stream as the body of a streaming HTTP response.
 
@@ -172,15 +164,23 @@ def sse(
 
     Args:
         stream: what `client.chat.stream(...)` gives.
-        format: `openai`, chunks as OpenAI's API sends them; `ui`, the UI message stream of the Vercel AI SDK.
+        format: `openai`, chunks as OpenAI's API sends them; `ui`, the UI message stream of the Vercel AI SDK; `agui`, the
+            events of AG-UI.
         keepalive: seconds of silence after which a comment is sent, which readers skip and proxies see.
-        message_id: with `ui`, the id of the message in the reader.
+        message_id: with `ui` and `agui`, the id of the message in the reader.
+        thread_id: with `agui`, what the request named; so is `run_id`.
+        run_id: as `thread_id`.
 
     Raises:
-        ValueError: no such format, or `resume="restart"`, which no format here can say.
+        ValueError: no such format, `resume="restart"`, which none of them can say, or `agui` without its ids.
+        ImportError: `agui` without the extra `agui`.
     """
-    if format not in _FORMATS:
-        raise ValueError(f"format={format!r}: it is one of {', '.join(_FORMATS)}.")
-    made = UIMessages(message_id) if format == "ui" else _FORMATS[format]()
-    refuse_restart(stream, made)
+    made = format_for(
+        stream,
+        format,
+        BODY_FORMATS,
+        message_id=message_id,
+        thread_id=thread_id,
+        run_id=run_id,
+    )
     return SSEBody(stream, made, keepalive=keepalive)

@@ -99,7 +99,7 @@ class UIMessages:
 
     def abort(self) -> list[bytes]:
         """Write that the reader has stopped the answer."""
-        return [*self._close(), *_written({"type": "abort", "reason": "stopped by the reader"})]
+        return [*self._close(), *_written({"type": "abort", "reason": "stopped"})]
 
     def fail(self, failure: Failure) -> list[bytes]:
         """Write that the answer failed."""

@@ -4,20 +4,21 @@ Not here: piping.
 """
 
 import sys
+from typing import Any
 
 from asyncchat.bridges.sockets import Socket
 
 __all__ = ["aiohttp_socket"]
 
 
-def aiohttp_socket(ws: object) -> Socket | None:
+def aiohttp_socket(ws: Any) -> Socket | None:  # noqa: ANN401  any object; it is told by its class
     """Return what a pipe needs of aiohttp's websocket, None if it is none."""
-    if "aiohttp" not in sys.modules:
-        return None
     from aiohttp import ClientWebSocketResponse, WSMsgType
-    from aiohttp.web import WebSocketResponse
 
-    if not isinstance(ws, (WebSocketResponse, ClientWebSocketResponse)):
+    classes: list[type] = [ClientWebSocketResponse]
+    if server := sys.modules.get("aiohttp.web_ws"):  # else nobody has such a websocket
+        classes.append(server.WebSocketResponse)
+    if not any(isinstance(ws, of) for of in classes):
         return None
 
     async def receive() -> str | bytes | None:

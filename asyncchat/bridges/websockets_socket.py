@@ -12,8 +12,8 @@ __all__ = ["websockets_socket"]
 
 def websockets_socket(ws: object) -> Socket | None:
     """Return what a pipe needs of a connection, None if it is none of that package's."""
-    if "websockets" not in sys.modules:
-        return None
+    if "websockets.asyncio.connection" not in sys.modules:
+        return None  # nobody has such a connection
     from websockets.asyncio.connection import Connection
     from websockets.exceptions import ConnectionClosed
 

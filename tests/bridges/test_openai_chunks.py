@@ -1,0 +1,46 @@
+"""The format `openai`: a chunk goes out as it came. That OpenAI's own client reads it is in `test_sse`."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from asyncchat import Completion
+from asyncchat.bridges.failure import Failure
+from asyncchat.bridges.openai_chunks import OpenAIChunks
+from asyncchat.protocol.response import chunk_from
+
+CHUNKS: list[dict[str, Any]] = [
+    {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": []},
+    {
+        "id": "c",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "m",
+        "provider": "p",  # unknown fields go with it
+        "choices": [
+            {
+                "index": 0,
+                "delta": {"role": "assistant", "content": "", "x_signature": [1]},
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3, "cost": 0.1},
+    },
+]
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_chunk_keeps_every_field(chunk: dict[str, Any]) -> None:
+    read: Any = chunk_from(msgspec.json.decode(msgspec.json.encode(chunk)))
+    (message,) = OpenAIChunks().feed(read)
+    assert msgspec.json.decode(message) == chunk
+
+
+def test_end_mark_comes_after_an_answer_and_not_after_a_failure() -> None:
+    made = OpenAIChunks()
+    assert made.begin() == []
+    assert made.end(Completion()) == made.abort() == [b"[DONE]"]
+    (failed,) = made.fail(Failure("Busy.", "rate_limit_error", "rate_limit_exceeded"))
+    error = {"message": "Busy.", "type": "rate_limit_error", "param": None}
+    assert msgspec.json.decode(failed) == {"error": {**error, "code": "rate_limit_exceeded"}}

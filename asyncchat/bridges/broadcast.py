@@ -89,7 +89,7 @@ class _Reader:
     async def wait(self) -> None:
         await self.changed.wait()
 
-    async def wait_until_over(self) -> None:
+    async def wait_until_urgent(self) -> None:
         await self._recording.over.wait()
 
     def take(self) -> list[Any]:

@@ -40,8 +40,8 @@ class Source(Protocol):
         """Wait until something can be taken, or nothing more comes."""
         ...
 
-    async def wait_until_over(self) -> None:
-        """Wait until nothing more comes."""
+    async def wait_until_urgent(self) -> None:
+        """Wait until there is no reason to wait for more before sending."""
         ...
 
     def take(self) -> list[Any]:
@@ -149,7 +149,7 @@ class Sending:
                 self._end("finished")
             else:
                 with anyio.move_on_after(self._every):
-                    await source.wait_until_over()
+                    await source.wait_until_urgent()
 
     async def _send_messages(self, messages: list[bytes]) -> None:
         for message in messages:

@@ -20,23 +20,30 @@ MOST_WAITING = 64 * 1024
 class Pump:
     """What came of a stream and was not yet taken."""
 
-    __slots__ = ("_changed", "_items", "_over", "_reads", "_room", "_stream", "_waiting", "error")
+    __slots__ = (
+        "_changed",
+        "_items",
+        "_reads",
+        "_room",
+        "_stream",
+        "_urgent",
+        "_waiting",
+        "error",
+        "is_over",
+    )
 
     def __init__(self, stream: ChatStream[Any], reads: Literal["events", "chunks"]) -> None:
         self.error: Exception | None = None
         """What ended the stream, if it did not end well."""
+        self.is_over = False
+        """Whether nothing more comes."""
         self._stream = stream
         self._reads = reads
         self._items: list[Any] = []
         self._waiting = 0  # what `_items` weigh
         self._changed = asyncio.Event()
-        self._over = asyncio.Event()
         self._room = asyncio.Event()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more comes."""
-        return self._over.is_set()
+        self._urgent = asyncio.Event()
 
     async def run(self) -> None:
         """Read the stream to its end. What it raises is kept in `error`; leaving early closes it.
@@ -50,13 +57,15 @@ class Pump:
                 self._waiting += weight(item)
                 self._changed.set()
                 while self._waiting >= MOST_WAITING:
+                    self._urgent.set()
                     self._room.clear()
                     await self._room.wait()
         except Exception as error:  # noqa: BLE001  raised where the reader is told of it
             self.error = error
         finally:
             stream.close()
-            self._over.set()
+            self.is_over = True
+            self._urgent.set()
             self._changed.set()
 
     async def wait(self) -> None:
@@ -70,11 +79,12 @@ class Pump:
         self._room.set()
         if not self.is_over:
             self._changed.clear()
+            self._urgent.clear()
         return taken
 
-    async def wait_until_over(self) -> None:
-        """Wait until nothing more comes."""
-        await self._over.wait()
+    async def wait_until_urgent(self) -> None:
+        """Wait until nothing more comes, or nothing more is read before something is taken."""
+        await self._urgent.wait()
 
     def last(self, made: Format) -> list[bytes]:
         """Return the end of the answer that is over, in a format."""

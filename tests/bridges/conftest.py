@@ -6,6 +6,7 @@ import pytest
 
 from asyncchat import AsyncChat
 from asyncchat.testing import ChatServer
+from tests.bridges.flood import Flood
 
 KEY = "sk-test-0123456789abcdef"
 
@@ -21,3 +22,9 @@ async def client(server: ChatServer) -> AsyncIterator[AsyncChat]:
     client = AsyncChat(server.base_url, KEY, "m", max_retries=0)
     yield client
     await client.close()
+
+
+@pytest.fixture
+async def flood() -> AsyncIterator[Flood]:
+    async with Flood(64 * 2**20) as flood:
+        yield flood

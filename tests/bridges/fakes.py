@@ -1,11 +1,19 @@
 """A websocket without a network, whose reader reads when the test says so."""
 
 import asyncio
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import msgspec
 
-__all__ = ["Reader"]
+__all__ = ["Reader", "start"]
+
+_T = TypeVar("_T")
+
+
+def start(work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
+    """Run something beside the test, which awaits it in its end."""
+    return asyncio.get_running_loop().create_task(work)
 
 
 class Reader:

@@ -24,7 +24,7 @@ __all__ = ["Broadcast", "broadcast"]
 class _Recording:
     """The answer as far as it has come, and who reads it."""
 
-    __slots__ = ("_caught_up", "_pump", "_tape", "over", "readers", "was_left")
+    __slots__ = ("_caught_up", "_pump", "_tape", "over", "readers", "was_stopped")
 
     def __init__(self, pump: Pump) -> None:
         self._pump = pump
@@ -32,7 +32,7 @@ class _Recording:
         self._caught_up = asyncio.Event()
         self.over = asyncio.Event()
         self.readers: list[_Reader] = []
-        self.was_left = False
+        self.was_stopped = False
 
     @property
     def end(self) -> Place:
@@ -46,7 +46,7 @@ class _Recording:
 
     def last(self, made: Format) -> list[bytes]:
         """Return the end of the answer, in a format."""
-        return made.abort() if self.was_left else self._pump.last(made)
+        return made.abort() if self.was_stopped else self._pump.last(made)
 
     async def run(self) -> None:
         """Record the stream. Nothing more is read while even the fastest reader is behind."""
@@ -64,10 +64,13 @@ class _Recording:
                 if not self.over.is_set():
                     await self._caught_up.wait()
 
-    def leave(self) -> None:
-        """The last reader has left: whoever comes now gets what there is."""
-        self.was_left = not self.over.is_set()
-        self.over.set()
+    def stop(self) -> None:
+        """Record no more: whoever reads or comes now gets what there is."""
+        if not self.over.is_set():
+            self.was_stopped = True
+            self.over.set()
+            for reader in self.readers:
+                reader.changed.set()
 
 
 class _Reader:
@@ -181,18 +184,18 @@ class Broadcast:
             recording.readers.remove(reader)
             if not recording.readers:
                 self.close()
-        if self._pump.error is not None and sending.ending == "finished":
+        ending = sending.ending
+        if ending == "finished" and recording.was_stopped:
+            ending = "aborted"
+        if ending == "finished" and self._pump.error is not None:
             raise copy(self._pump.error)  # each reader's own: a traceback belongs to one
         answer = copy(self._stream.snapshot)
-        answer.ending = "aborted" if self._was_cut_short(sending) else sending.ending
+        answer.ending = ending
         return answer
-
-    def _was_cut_short(self, sending: Sending) -> bool:
-        return sending.ending == "finished" and self._recording.was_left
 
     def close(self) -> None:
         """End the upstream request. Readers get what there is. Idempotent; awaits nothing."""
-        self._recording.leave()
+        self._recording.stop()
         if self._task is not None:
             self._task.cancel()
         self._stream.close()

@@ -39,10 +39,10 @@ async def aiohttp_web(handle: Handle) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def aiohttp_app(app: Any) -> AsyncIterator[str]:
+async def aiohttp_app(app: Any, **options: Any) -> AsyncIterator[str]:
     from aiohttp import web
 
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, **options)
     await runner.setup()
     bound = free_port()
     await web.SockSite(runner, bound).start()

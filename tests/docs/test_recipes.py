@@ -25,12 +25,19 @@ QUESTION = [{"role": "user", "content": "Hi."}]
 Serve = Callable[[dict[str, Any]], AbstractAsyncContextManager[str]]
 
 
-def names_of(page: str, heading: str, client: AsyncChat) -> dict[str, Any]:
-    """What the first block below a heading of a page defines."""
+@pytest.fixture
+def recipe_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Where a recipe is defined: frameworks look their handlers' modules up."""
+    module = ModuleType("recipe")
+    monkeypatch.setitem(sys.modules, "recipe", module)
+    return module
+
+
+def define(module: ModuleType, page: str, heading: str, client: AsyncChat) -> dict[str, Any]:
+    """Run the first block below a heading of a page, and return what it defines."""
     text = (ROOT / page).read_text(encoding="utf-8")
     section = re.split(rf"^## {re.escape(heading)}$", text, flags=re.MULTILINE)[1]
     code = section.split("```python\n", 1)[1].split("```", 1)[0]
-    module = ModuleType("recipe")
     names = {n: getattr(asyncchat, n) for n in asyncchat.__all__}
     vars(module).update(names, client=client)
     exec(compile(code, f"{page}: {heading}", "exec", dont_inherit=True), vars(module))
@@ -94,11 +101,11 @@ WEBSOCKETS = {
 @pytest.mark.parametrize("when", ["before the first word", "after it"])
 @pytest.mark.parametrize("recipe", WEBSOCKETS)
 async def test_handler_of_websockets_answers_stops_and_notices_who_leaves(
-    recipe: str, when: str, chat_server: ChatServer
+    recipe: str, when: str, chat_server: ChatServer, recipe_module: ModuleType
 ) -> None:
     before = when == "before the first word"
     async with AsyncChat(chat_server.base_url, model="m", max_retries=0) as client:
-        names = names_of("docs/howto/websockets.md", recipe.partition(",")[0], client)
+        names = define(recipe_module, "docs/howto/websockets.md", recipe.partition(",")[0], client)
         async with WEBSOCKETS[recipe](names) as url:
             await answers_then_leaves(url, before, chat_server)
 
@@ -157,12 +164,14 @@ async def post(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
 @pytest.mark.parametrize("when", ["before the first word", "after it"])
 @pytest.mark.parametrize("recipe", HTTP)
 async def test_handler_of_http_answers_and_notices_who_leaves(
-    recipe: str, when: str, chat_server: ChatServer
+    recipe: str, when: str, chat_server: ChatServer, recipe_module: ModuleType
 ) -> None:
     before = when == "before the first word"
     server = chat_server
     async with AsyncChat(server.base_url, model="m", max_retries=0) as client:
-        names = names_of("docs/howto/http-streaming.md", recipe.partition(",")[0], client)
+        names = define(
+            recipe_module, "docs/howto/http-streaming.md", recipe.partition(",")[0], client
+        )
         async with HTTP[recipe](names) as url:
             server.say("One two.")
             reader, writer = await post(url)

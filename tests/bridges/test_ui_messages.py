@@ -148,7 +148,7 @@ def read_by_sdk(bodies: list[bytes]) -> list[dict[str, Any]]:
     return made
 
 
-@pytest.mark.aimock
+@pytest.mark.aisdk
 async def test_sdk_reads_each_part_as_it_was_sent_and_makes_the_message(
     client: AsyncChat, server: ChatServer
 ) -> None:

@@ -17,6 +17,7 @@ from asyncchat import AsyncChat
 from asyncchat.testing import ChatServer
 from tests.bridges.kinds import aiohttp_app, free_port, hypercorn_app, uvicorn_app
 from tests.docs.markdown import ROOT
+from tests.docs.test_examples import URL
 
 SECONDS = 0.1  # within which the request to the model has to be closed
 TRIES = 3  # a busy machine may be late; a leak is late every time
@@ -38,6 +39,7 @@ def define(module: ModuleType, page: str, heading: str, client: AsyncChat) -> di
     text = (ROOT / page).read_text(encoding="utf-8")
     section = re.split(rf"^## {re.escape(heading)}$", text, flags=re.MULTILINE)[1]
     code = section.split("```python\n", 1)[1].split("```", 1)[0]
+    code = code.replace(URL, client.base_url)
     names = {n: getattr(asyncchat, n) for n in asyncchat.__all__}
     vars(module).update(names, client=client)
     exec(compile(code, f"{page}: {heading}", "exec", dont_inherit=True), vars(module))
@@ -95,6 +97,7 @@ WEBSOCKETS = {
     "websockets": on_websockets,
     "Litestar": on_uvicorn,
     "Quart": on_hypercorn,
+    "Websockets": on_uvicorn,  # the README's
 }
 
 
@@ -105,7 +108,8 @@ async def test_handler_of_websockets_answers_stops_and_notices_who_leaves(
 ) -> None:
     before = when == "before the first word"
     async with AsyncChat(chat_server.base_url, model="m", max_retries=0) as client:
-        names = define(recipe_module, "docs/howto/websockets.md", recipe.partition(",")[0], client)
+        page = "README.md" if recipe == "Websockets" else "docs/howto/websockets.md"
+        names = define(recipe_module, page, recipe.partition(",")[0], client)
         async with WEBSOCKETS[recipe](names) as url:
             await answers_then_leaves(url, before, chat_server)
 

@@ -76,7 +76,7 @@ class AGUIEvents:
                 call = self._calls[item.index] = item.id or f"{self._message_id}-{item.index}"
                 named = core.ToolCallStartEvent(tool_call_id=call, tool_call_name=item.name)
                 made = [*self._close(), named]
-            case ToolCallDelta(choice=0):
+            case ToolCallDelta(choice=0) if item.index in self._calls:  # else it was whole already
                 call, delta = self._calls[item.index], item.arguments_delta
                 made = [core.ToolCallArgsEvent(tool_call_id=call, delta=delta)]
             case ToolCallDone(choice=0) if item.index in self._calls:

@@ -50,19 +50,25 @@ class _Recording:
 
     async def run(self) -> None:
         """Record the stream. Nothing more is read while even the fastest reader is behind."""
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._pump.run)
-            while not self.over.is_set():
-                await self._pump.wait()
-                for item in self._pump.take():
-                    self._tape.put(item)
-                if self._pump.is_over:
-                    self.over.set()
-                self._caught_up.clear()
-                for reader in self.readers:
-                    reader.changed.set()
-                if not self.over.is_set():
-                    await self._caught_up.wait()
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._pump.run)
+                while not self.over.is_set():
+                    await self._pump.wait()
+                    self._record()
+                    if not self.over.is_set():
+                        await self._caught_up.wait()
+        finally:
+            self.stop()  # whatever ends it, nobody waits for more
+
+    def _record(self) -> None:
+        for item in self._pump.take():
+            self._tape.put(item)
+        if self._pump.is_over:
+            self.over.set()
+        self._caught_up.clear()
+        for reader in self.readers:
+            reader.changed.set()
 
     def stop(self) -> None:
         """Record no more: whoever reads or comes now gets what there is."""

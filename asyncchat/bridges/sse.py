@@ -16,6 +16,7 @@ from asyncchat.bridges.coalesce import coalesce
 from asyncchat.bridges.formats import BODY_FORMATS, BodyFormat, Format, format_for
 from asyncchat.bridges.pump import Pump
 from asyncchat.client.stream import ChatStream
+from asyncchat.errors import AsyncChatError
 from asyncchat.protocol.response import Completion
 
 __all__ = ["SSEBody", "sse"]
@@ -32,7 +33,7 @@ class SSEBody:
     """The body of a streaming HTTP response: iterate it once, for bytes. Made by `sse`.
 
     A failure of the upstream is told to the reader in the format's own way, after which the body ends: the status was sent
-    long before. `error` has it. A body that is left early closes the upstream request: when its iteration is cancelled,
+    long before. `error` has it, and the logger `asyncchat` tells of it. A body that is left early closes the upstream request: when its iteration is cancelled,
     when it is closed, and when it is dropped.
     """
 
@@ -82,6 +83,8 @@ class SSEBody:
 
     async def __anext__(self) -> bytes:
         if self._is_over:
+            if self.error is not None and not isinstance(self.error, AsyncChatError):
+                raise self.error  # no failure of the upstream: a mistake, for the framework to log
             raise StopAsyncIteration
         try:
             return await self._next()
@@ -99,8 +102,11 @@ class SSEBody:
             if begun:
                 return begun
         with anyio.move_on_after(self._keepalive):
-            await self._pump.wait()
-            return self._taken()
+            while True:
+                await self._pump.wait()
+                taken = self._taken()
+                if taken:  # an empty piece would end a chunked body
+                    return taken
         return _KEEPALIVE
 
     def _taken(self) -> bytes:

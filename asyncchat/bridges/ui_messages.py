@@ -72,7 +72,7 @@ class UIMessages:
                 made = self._text("reasoning", item.delta)
             case ToolCallStarted(choice=0):
                 made = [*self._close(), *self._start_call(item)]
-            case ToolCallDelta(choice=0):
+            case ToolCallDelta(choice=0) if item.index in self._calls:  # else it was whole already
                 made = self._go_on_with_call(item)
             case ToolCallDone(choice=0):
                 made = self._finish_call(item)

@@ -48,9 +48,14 @@ class Flood:
         self._listener.close()
         await self._server.shutdown(0.1)
 
-    def stream(self, **options: Any) -> ChatStream[Any]:
+    @property
+    def client(self) -> AsyncChat:
+        """A client that does not mind how much comes."""
         assert self._client is not None
-        return self._client.chat.stream("Hi.", **options)
+        return self._client
+
+    def stream(self, **options: Any) -> ChatStream[Any]:
+        return self.client.chat.stream("Hi.", **options)
 
     async def wait_until_stuck(self) -> None:
         """Wait until one write has not gone through for a while: everything on the way is full."""

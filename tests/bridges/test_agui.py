@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from asyncchat import AsyncChat, ContentDelta, ToolCallStarted, sse
 from asyncchat.bridges.agui import AGUIEvents
 from asyncchat.testing import ChatServer, Reply
+from tests.bridges.recorded import Recorded, recorded, written
 
 READ: TypeAdapter[Any] = TypeAdapter(AGUIEvent)
 
@@ -98,3 +99,17 @@ def test_counts_that_the_server_did_not_send_are_left_out() -> None:
         "threadId": "t",
         "runId": "r",
     }
+
+
+@pytest.mark.parametrize("case", recorded(), ids=lambda case: case.name)
+def test_what_servers_really_sent_is_one_run_that_the_protocol_reads(case: Recorded) -> None:
+    messages, answer = written(case, lambda: AGUIEvents("t", "r"))
+    events = [READ.validate_json(message) for message in messages]
+    assert types(events)[0] == "RUN_STARTED"
+    assert types(events)[-1] == ("RUN_ERROR" if answer is None else "RUN_FINISHED")
+    if answer is not None and answer.choices and not answer.choices[0].index:
+        said = [event.delta for event in events if event.type.value == "TEXT_MESSAGE_CONTENT"]
+        assert "".join(said) == (answer.message.content or "") + (answer.message.refusal or "")
+        opened = [event.tool_call_id for event in events if event.type.value == "TOOL_CALL_START"]
+        ended = [event.tool_call_id for event in events if event.type.value == "TOOL_CALL_END"]
+        assert sorted(opened) == sorted(ended)

@@ -5,10 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncchat import Completion
+from asyncchat import APIError, Completion
 from asyncchat.bridges.failure import Failure
 from asyncchat.bridges.openai_chunks import OpenAIChunks
+from asyncchat.protocol.answer import AnswerReader
 from asyncchat.protocol.response import chunk_from
+from tests.bridges.recorded import Recorded, recorded, written
 
 CHUNKS: list[dict[str, Any]] = [
     {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": []},
@@ -44,3 +46,19 @@ def test_end_mark_comes_after_an_answer_and_not_after_a_failure() -> None:
     (failed,) = made.fail(Failure("Busy.", "rate_limit_error", "rate_limit_exceeded"))
     error = {"message": "Busy.", "type": "rate_limit_error", "param": None}
     assert msgspec.json.decode(failed) == {"error": {**error, "code": "rate_limit_exceeded"}}
+
+
+@pytest.mark.parametrize("case", recorded(), ids=lambda case: case.name)
+def test_what_servers_really_sent_reads_the_same_once_more(case: Recorded) -> None:
+    messages, answer = written(case, OpenAIChunks)
+    reader = AnswerReader(n=case.options["n"])
+    reader.feed(b"".join(b"data: %b\n\n" % message for message in messages))
+    if answer is None:
+        with pytest.raises(APIError):
+            reader.finish()
+        return
+    again = reader.finish()
+    for mine, theirs in zip(again.choices, answer.choices, strict=True):
+        assert mine.finish_reason == theirs.finish_reason
+        assert mine.message == theirs.message
+    assert again.usage == answer.usage

@@ -169,6 +169,30 @@ async def test_error_and_answer_are_there_afterwards(
     assert type(body.error) is asyncchat.StreamCut
 
 
+async def test_event_that_a_format_has_no_word_for_makes_no_empty_piece(
+    client: AsyncChat, server: ChatServer
+) -> None:
+    """Which would end a chunked body."""
+    server.queue(Reply().say("One.").usage().stall(after=4))
+    body = sse(client.chat.stream("Hi."), "ui", keepalive=0.05)
+    got = [await anext(body)]
+    while got[-1] != b": keep-alive\n\n":
+        got.append(await anext(body))
+    assert all(got)
+    body.close()
+
+
+async def test_mistake_of_the_caller_is_raised_after_the_reader_was_told(
+    client: AsyncChat, server: ChatServer
+) -> None:
+    server.stall(after=3)
+    async with client.chat.stream("Hi.") as stream:
+        body = sse(stream)
+    assert b'"error"' in await anext(body)
+    with pytest.raises(RuntimeError, match="closed before its end"):
+        await anext(body)
+
+
 # ------------------------------------------------------------------------------------ who lets go
 
 

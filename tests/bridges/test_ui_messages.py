@@ -23,6 +23,7 @@ from asyncchat import (
 from asyncchat.bridges.failure import Failure
 from asyncchat.bridges.ui_messages import UIMessages
 from asyncchat.testing import ChatServer, Reply
+from tests.bridges.recorded import recorded, written
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parents[1] / ".venv/node/node_modules/ai/package.json"
@@ -195,6 +196,26 @@ async def test_sdk_reads_each_part_as_it_was_sent_and_makes_the_message(
     assert parts("cut call") == [("dynamic-tool", "output-error", '{"city": "Os')]
     assert message["text"]["id"] == "m-1"
     assert message["text"]["metadata"]["usage"]["completion_tokens"] > 0
+
+
+@pytest.mark.aisdk
+def test_sdk_reads_what_servers_really_sent_as_we_do() -> None:
+    told = [(case, *written(case, UIMessages)) for case in recorded()]
+    bodies = [b"".join(b"data: %b\n\n" % one for one in messages) for _, messages, _ in told]
+    for (case, messages, answer), read in zip(told, read_by_sdk(bodies), strict=True):
+        assert read["problems"] == [], case.name
+        assert read["chunks"] == [msgspec.json.decode(one) for one in messages], case.name
+        if answer is None or not answer.choices or answer.choices[0].index:
+            continue
+        parts, said = read["message"]["parts"], answer.message
+        text = "".join(part["text"] for part in parts if part["type"] == "text")
+        thought = "".join(part["text"] for part in parts if part["type"] == "reasoning")
+        assert text == (said.content or "") + (said.refusal or ""), case.name
+        assert thought == (said.reasoning or ""), case.name
+        calls = [part for part in parts if part["type"] == "dynamic-tool"]
+        assert [call["toolName"] for call in calls] == [
+            call.function.name for call in said.tool_calls or []
+        ], case.name
 
 
 def test_message_that_is_stopped_or_fails_ends_its_text_and_says_so() -> None:

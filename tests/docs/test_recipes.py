@@ -15,6 +15,7 @@ from websockets.asyncio.client import connect
 import asyncchat
 from asyncchat import AsyncChat
 from asyncchat.testing import ChatServer
+from tests.bridges.flood import Flood
 from tests.bridges.kinds import aiohttp_app, free_port, hypercorn_app, uvicorn_app
 from tests.docs.markdown import ROOT
 from tests.docs.test_examples import URL
@@ -198,3 +199,20 @@ async def test_handler_of_http_answers_and_notices_who_leaves(
                 if seconds < SECONDS:
                     return
             pytest.fail(f"the request was closed {seconds:.3f} s after the reader had left")
+
+
+@pytest.mark.parametrize("recipe", HTTP)
+async def test_handler_of_http_notices_who_leaves_while_it_takes_nothing(
+    recipe: str, recipe_module: ModuleType
+) -> None:
+    """The framework then waits in a send of its own, and has to let go of the body."""
+    async with Flood(64 * 2**20) as flood:
+        page, heading = "docs/howto/http-streaming.md", recipe.partition(",")[0]
+        names = define(recipe_module, page, heading, flood.client)
+        async with HTTP[recipe](names) as url:
+            _, writer = await post(url)
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await flood.wait_until_stuck()
+            writer.transport.abort()
+            await flood.wait_until_left()
+    assert flood.sent < flood.size

@@ -16,6 +16,9 @@ __all__ = ["OpenAIChunks"]
 
 _encode = msgspec.json.Encoder().encode
 _DONE = b"[DONE]"
+_OBJECT = "chat.completion.chunk"
+_HEAD = b'{"object":"chat.completion.chunk",'
+_EXTRA = b'"(extra)"'  # unknown fields, somewhere; in a text the quotes would be escaped
 
 
 class OpenAIChunks:
@@ -34,6 +37,12 @@ class OpenAIChunks:
 
     def feed(self, item: Chunk) -> list[bytes]:
         """Write a chunk."""
+        if item.id and item.model and item.choices and item.object == _OBJECT:
+            plain = _encode(
+                item
+            )  # which leaves out what has its default, of which only `object` is wanted
+            if _EXTRA not in plain:
+                return [_HEAD + plain[1:]]
         return [_encode(item.to_dict())]
 
     def end(self, answer: Completion) -> list[bytes]:

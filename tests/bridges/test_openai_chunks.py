@@ -39,6 +39,24 @@ def test_chunk_keeps_every_field(chunk: dict[str, Any]) -> None:
     assert msgspec.json.decode(message) == chunk
 
 
+@pytest.mark.parametrize("case", recorded(), ids=lambda case: case.name)
+def test_short_way_of_writing_a_chunk_writes_the_same(case: Recorded) -> None:
+    reader = AnswerReader(**case.options)
+    for chunk in [*reader.feed_chunks(case.body), *reader.end_chunks()]:
+        chunk.id, chunk.model = chunk.id or "c", chunk.model or "m"
+        (message,) = OpenAIChunks().feed(chunk)
+        assert msgspec.json.decode(message) == msgspec.json.decode(
+            msgspec.json.encode(chunk.to_dict())
+        )
+
+
+def test_text_that_looks_like_unknown_fields_is_text() -> None:
+    said = {"index": 0, "delta": {"content": '"(extra)"'}}
+    chunk: Any = chunk_from({"id": "c", "model": "m", "choices": [said]})
+    (message,) = OpenAIChunks().feed(chunk)
+    assert msgspec.json.decode(message)["choices"] == [said]
+
+
 def test_end_mark_comes_after_an_answer_and_not_after_a_failure() -> None:
     made = OpenAIChunks()
     assert made.begin() == []

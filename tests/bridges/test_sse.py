@@ -8,6 +8,7 @@ import gc
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from aiohttp import web
@@ -32,7 +33,10 @@ async def test_openai_body_is_the_chunks_then_the_end_mark(
     *lines, end = (await read(sse(client.chat.stream("Hi.")))).split("\n\n")
     assert end == ""
     assert lines[-1] == "data: [DONE]"
-    assert all(line.startswith('data: {"id":"chatcmpl-1","object"') for line in lines[:-1])
+    chunks = [msgspec.json.decode(line.removeprefix("data: ")) for line in lines[:-1]]
+    assert {(chunk["id"], chunk["object"]) for chunk in chunks} == {
+        ("chatcmpl-1", "chat.completion.chunk")
+    }
     assert '"usage":{' in lines[-2]
 
 

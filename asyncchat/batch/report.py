@@ -7,12 +7,17 @@ inputs there were. Names and messages come from others: they are shortened here,
 from collections import Counter
 from collections.abc import Iterable
 from heapq import heappush, heappushpop
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from asyncchat.batch.histogram import Bar, Histogram
 from asyncchat.batch.record import Attempt, Outcome, Sample, SessionNote, Trace
 from asyncchat.batch.timeline import Bin, Clock, Timeline
+
+if TYPE_CHECKING:
+    import os
 
 __all__ = [
     "ClientHealth",
@@ -192,15 +197,21 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
         return as_text(self)
 
-    def html(self, title: str = "Batch report") -> str:
-        """Return the summary as one HTML page that needs no network and runs no script.
+    def html(
+        self, path: "str | os.PathLike[str] | None" = None, title: str = "Batch report"
+    ) -> str:
+        """Return the summary as one HTML page that needs no network and runs no script; write it to `path` if there is one.
 
         Raises:
             ImportError: the extra `report` is not installed.
+            OSError: it cannot be written.
         """
         from asyncchat.batch.page import as_html
 
-        return as_html(self, title)
+        page = as_html(self, title)
+        if path is not None:
+            Path(path).write_text(page, encoding="utf-8")
+        return page
 
 
 class _Tokens:

@@ -708,6 +708,20 @@ def test_inputs_are_not_counted_where_that_takes_reading_them_all(
     assert count_items("-") is None
 
 
+def test_counting_what_cannot_be_read_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"{}\n")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(SourceError, match=r"in\.jsonl cannot be read: Permission denied"):
+        count_items(path)
+
+
 # -------------------------------------------------------------------------------------------- memory
 
 READER = """

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from asyncchat.errors import RateLimit as RateLimit
     from asyncchat.errors import RateLimitError as RateLimitError
     from asyncchat.errors import RefusalError as RefusalError
+    from asyncchat.errors import SourceError as SourceError
     from asyncchat.errors import StreamCut as StreamCut
     from asyncchat.errors import StreamStalled as StreamStalled
     from asyncchat.errors import UnprocessableEntityError as UnprocessableEntityError
@@ -174,6 +175,7 @@ _HOMES = {
         "RateLimit",
         "RateLimitError",
         "RefusalError",
+        "SourceError",
         "StreamCut",
         "StreamStalled",
         "UnprocessableEntityError",

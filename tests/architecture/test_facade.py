@@ -42,6 +42,7 @@ NAMES = [
     "LineFull",
     "MaxTurnsReached",
     "RefusalError",
+    "SourceError",
     "OutputType",
     "MapEvent",
     "MapProgress",

@@ -8,7 +8,6 @@ import asyncio
 import inspect
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from math import inf
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self
 
@@ -17,7 +16,7 @@ import anyio.to_thread
 import msgspec
 
 from asyncchat.client.stream import ChatStream
-from asyncchat.client.tasks import BlockTasks
+from asyncchat.client.tasks import BlockTasks, is_being_cancelled
 from asyncchat.errors import (
     ContentFilterFinishReasonError,
     LengthFinishReasonError,
@@ -343,7 +342,7 @@ class ToolRun:
             try:
                 await self._perform(record)
             except anyio.get_cancelled_exc_class():
-                if anyio.current_effective_deadline() == -inf:
+                if is_being_cancelled():
                     raise  # the run is cancelled, and not something inside the tool
                 record.say("Error: it was cancelled.", RuntimeError("cancelled inside the tool"))
             except Exception as error:  # noqa: BLE001  the model is told

@@ -260,8 +260,9 @@ class ToolRun:
                 if self._plan.output is not None:
                     self.output = read_value(self._plan.output, answer)
                 return
-            self._is_over = answer.finish_reason in ("length", "content_filter")
+            self._is_over = True  # if its calls must not be run
             _check_whole(answer)
+            self._is_over = False
             turn = self._records(calls, started)
             if self._plan.confirm is None and not all(map(self._is_free, turn)):
                 self._turn, self._is_over = turn, True

@@ -491,8 +491,8 @@ class OutputType(Generic[_T]):
         """
         try:
             return self._decode(text)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise self._mismatch(error) from None
+        except _UNREADABLE as error:
+            raise _mismatch(f"the answer does not fit {self.name}", error) from None
 
     @property
     def is_list(self) -> bool:
@@ -507,8 +507,8 @@ class OutputType(Generic[_T]):
         """Return the value that JSON text holds without the object that `decode` expects around it."""
         try:
             return self._decode_bare(text)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise self._mismatch(error) from None
+        except _UNREADABLE as error:
+            raise _mismatch(f"the answer does not fit {self.name}", error) from None
 
     def partial(self, growing: PartialJSON) -> Any:  # noqa: ANN401  a twin of the type, or plain values
         """Return the value so far, or None where there is none yet."""
@@ -527,10 +527,6 @@ class OutputType(Generic[_T]):
         except msgspec.ValidationError:
             return None  # what tells of which type it is has not come yet
 
-    def _mismatch(self, error: Exception) -> OutputMismatch:
-        reason = printable(" ".join(str(error).split()))
-        return OutputMismatch(f"the answer does not fit {self.name}: {reason}")
-
     def _bare_decoder(self) -> Callable[[str | bytes], _T]:
         if _is_pydantic(self.wanted):
             validate: Callable[[str | bytes], _T] = cast("Any", self.wanted).model_validate_json
@@ -541,6 +537,15 @@ class OutputType(Generic[_T]):
     def _decoder(self) -> Callable[[str | bytes], _T]:
         wrapped = _decoder_of(msgspec.defstruct("Answer", [("value", self.wanted)]))
         return lambda text: wrapped.decode(text).value
+
+
+_UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
+"""What decoding raises for text that is no JSON or does not fit."""
+
+
+def _mismatch(what: str, error: Exception) -> OutputMismatch:
+    reason = printable(" ".join(str(error).split()))
+    return OutputMismatch(f"{what}: {reason}")
 
 
 def _decoder_of(type_: Any) -> msgspec.json.Decoder[Any]:  # noqa: ANN401  whatever stands in an annotation
@@ -709,9 +714,8 @@ class Tool:
         """
         try:
             decoded = self._decoder.decode(arguments or b"{}")
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            reason = printable(" ".join(str(error).split()))
-            raise OutputMismatch(f"the arguments do not fit {self.name}: {reason}") from None
+        except _UNREADABLE as error:
+            raise _mismatch(f"the arguments do not fit {self.name}", error) from None
         return {name: getattr(decoded, name) for name in decoded.__struct_fields__}
 
     @property

@@ -5,7 +5,6 @@ dataclasses, TypedDicts, NamedTuples, enums and `Annotated`; pydantic models are
 Source: JSON Schema 2020-12, and what OpenAI's structured outputs accept of it.
 """
 
-import dataclasses
 import functools
 import inspect
 import re
@@ -29,7 +28,7 @@ from typing import (
 import msgspec
 
 from asyncchat.errors import OutputMismatch, printable
-from asyncchat.protocol.partial import PartialJSON, partial_type
+from asyncchat.protocol.partial import PartialJSON, fields_of, partial_type
 
 __all__ = [
     "Dialect",
@@ -429,14 +428,15 @@ class OutputType(Generic[_T]):
         )
         schema = schema_of(type_)
         self._is_wrapped = schema.get("type") != "object"
+        self._decode = self._decode_bare = self._bare_decoder()
         if self._is_wrapped:
-            schema = schema_of(
-                msgspec.defstruct("Answer", [("value", type_)], forbid_unknown_fields=True)
-            )
+            wrapped = msgspec.defstruct("Answer", [("value", type_)])
+            # The model is to write nothing else, but what it wrote all the same harms nobody.
+            schema = {**schema_of(wrapped), "additionalProperties": False}
+            decode = _decoder_of(wrapped).decode
+            self._decode = lambda text: decode(text).value
         self._schema = schema
         self._schemas: dict[Dialect, _Schema] = {}
-        self._decode_bare = self._bare_decoder()
-        self._decode = self._decoder() if self._is_wrapped else self._decode_bare
         self._twin: Any = None
 
     def __repr__(self) -> str:
@@ -534,10 +534,6 @@ class OutputType(Generic[_T]):
         decode: Callable[[str | bytes], _T] = _decoder_of(self.wanted).decode
         return decode
 
-    def _decoder(self) -> Callable[[str | bytes], _T]:
-        wrapped = _decoder_of(msgspec.defstruct("Answer", [("value", self.wanted)]))
-        return lambda text: wrapped.decode(text).value
-
 
 _UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 """What decoding raises for text that is no JSON or does not fit."""
@@ -594,21 +590,15 @@ def _unset_fields(type_: object, root: str = "$") -> list[str]:
         if not isinstance(kind, type) or kind in seen:
             return
         seen.add(kind)
-        for name, field in _fields_by_name(kind):
+        hints = get_type_hints(kind, include_extras=True) if is_typeddict(kind) else {}
+        fields = fields_of(kind) or [(name, name, hint) for name, hint in hints.items()]
+        for _, name, field in fields:
             if _may_be_unset(field):
                 found.append(f"{path}.{name}: it may be absent (UNSET); use T | None instead")
             walk(field, f"{path}.{name}")
 
     walk(type_, root)
     return found
-
-
-def _fields_by_name(kind: type) -> list[tuple[str, object]]:
-    if issubclass(kind, msgspec.Struct):
-        return [(field.encode_name, field.type) for field in msgspec.structs.fields(kind)]
-    if dataclasses.is_dataclass(kind) or is_typeddict(kind):
-        return list(get_type_hints(kind, include_extras=True).items())
-    return []
 
 
 def _may_be_unset(type_: object) -> bool:

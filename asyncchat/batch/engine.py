@@ -37,7 +37,7 @@ from asyncchat.batch.record import BatchRecord, Sample, SessionNote
 from asyncchat.batch.report import Report
 from asyncchat.batch.work import Todo, Work
 from asyncchat.client.core import Asker
-from asyncchat.client.tasks import BlockTasks, is_ours
+from asyncchat.client.tasks import BlockTasks, is_being_cancelled
 from asyncchat.errors import JournalError, JournalMismatch
 
 __all__ = ["Batch", "BatchRun", "Reading", "Stop"]
@@ -449,8 +449,8 @@ class BatchRun:
             self._fail(error)
         except Exception as error:  # noqa: BLE001  a fault of ours: whoever reads gets it
             self._fail(error)
-        except asyncio.CancelledError as error:
-            if is_ours(error):
+        except asyncio.CancelledError:
+            if is_being_cancelled():
                 raise
             self._fail(RuntimeError("cancelled from inside"))
         finally:

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from asyncchat.batch.engine import Batch as Batch
     from asyncchat.batch.engine import BatchRun as BatchRun
     from asyncchat.batch.engine import Stop as Stop
+    from asyncchat.batch.item import Layout as Layout
     from asyncchat.batch.options import Price as Price
     from asyncchat.batch.record import BatchError as BatchError
     from asyncchat.batch.record import BatchRecord as BatchRecord
     from asyncchat.batch.record import Trace as Trace
+    from asyncchat.batch.source import open_source as open_source
     from asyncchat.client.client import AsyncChat as AsyncChat
     from asyncchat.client.many import MapEvent as MapEvent
     from asyncchat.client.many import Mapped as Mapped
@@ -122,12 +124,14 @@ _HOMES = {
         "BatchRun",
         "Stop",
     ),
+    "asyncchat.batch.item": ("Layout",),
     "asyncchat.batch.options": ("Price",),
     "asyncchat.batch.record": (
         "BatchError",
         "BatchRecord",
         "Trace",
     ),
+    "asyncchat.batch.source": ("open_source",),
     "asyncchat.client.client": ("AsyncChat",),
     "asyncchat.client.many": (
         "MapEvent",

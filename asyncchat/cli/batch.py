@@ -16,7 +16,7 @@ from asyncchat.cli.progress import ProgressStyle
 from asyncchat.cli.target import Sampling, Target
 from asyncchat.cli.terminal import ARGUMENTS, UsageError, note, run, show
 
-__all__ = ["Caps", "Outputs", "Rows", "Running", "command"]
+__all__ = ["Caps", "Outputs", "Rows", "Running", "arguments_to_run_again", "command"]
 
 command = App(name="batch", help="Ask everything in a file, and lose nothing whatever happens.")
 

@@ -34,6 +34,8 @@ NAMES = [
     "BatchError",
     "BatchRecord",
     "BatchRun",
+    "Layout",
+    "open_source",
     "Price",
     "Stop",
     "Trace",

@@ -188,8 +188,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return count.report()
 
     def json(self) -> bytes:
-        """Return the summary as a JSON document."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+        """Return the summary as a JSON document of one line."""
+        return msgspec.json.encode(self) + b"\n"
 
     def text(self) -> str:
         """Return the summary as a table of at most 80 columns, for a terminal."""

@@ -40,13 +40,14 @@ def _facts(report: "Report") -> Iterator[str]:
     if report.reused:
         items.append(f"copied {number(report.reused)}")
     yield _fact("inputs", items)
+    resent = report.resent_at_most
     yield _fact(
         "requests",
         [
             number(report.requests),
             f"retries {number(report.retries)}",
             f"refused {number(report.refused)}",
-            f"sent again after a kill: {f'at most {number(report.resent_at_most)}' if report.resent_at_most else '0'}",
+            f"resent {f'at most {number(resent)}' if resent else '0'}",
         ],
     )
     runs = f" in {report.runs} runs" if report.runs > 1 else ""

@@ -38,7 +38,8 @@ def test_new_meter_knows_nothing() -> None:
     assert progress.items_per_second == 0
     assert progress.tokens_per_second is None
     assert progress.ttft_p50 is progress.latency_p95 is progress.prompt_tokens is None
-    assert progress.cost is progress.projected_cost is progress.eta is progress.fraction is None
+    assert progress.cost is progress.projected_cost is progress.fraction is None
+    assert progress.eta is None
 
 
 def test_counts_are_told_apart() -> None:

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def check_offline(read: Reader) -> None:
         assert "javascript:" not in value.lower()
 
 
-REPORTS = {
+REPORTS: dict[str, Callable[[], Report]] = {
     "simulated": simulated.report,
     "doubtful": lambda: simulated.report(lag=0.2),
     "hostile": hostile,

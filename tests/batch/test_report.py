@@ -6,6 +6,7 @@ import sys
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -29,12 +30,12 @@ from tests.batch import simulated
 ROOT = Path(__file__).parents[2]
 
 
-def ok(custom_id: str = "a", **trace: object) -> Outcome:
+def ok(custom_id: str = "a", **trace: Any) -> Outcome:
     made = {"n": 1, "attempts": 1, "t_end": 100.0, **trace}
     return Outcome(custom_id, msgspec.convert(made, Trace))
 
 
-def bad(code: str, custom_id: str = "b", message: str = "no", **trace: object) -> Outcome:
+def bad(code: str, custom_id: str = "b", message: str = "no", **trace: Any) -> Outcome:
     return Outcome(custom_id, ok(**trace).trace, BatchError(code=code, message=message))
 
 
@@ -50,7 +51,7 @@ def test_empty_batch_has_a_report() -> None:
     report = Report.of([], [], [])
     assert (report.items, report.ok, report.failed, report.wall_seconds) == (0, 0, 0, 0)
     assert report.items_per_second is report.cost is report.prompt_tokens is None
-    assert report.failures == report.timeline == report.slowest == report.endpoints == []
+    assert [*report.failures, *report.timeline, *report.slowest, *report.endpoints] == []
     assert report.times_ok.total.p50 is report.times_ok.total.max is None
     assert report.client.warnings == []
     assert report.client.lag_p99_seconds is report.client.cpu_share is None
@@ -197,7 +198,8 @@ def test_equally_slow_items_are_those_that_came_first() -> None:
 def test_lag_that_makes_the_first_token_doubtful_is_told(
     lag: float, ttft: float | None, is_doubtful: bool
 ) -> None:
-    notes = [SessionNote(0.0), *(Sample(float(i), lag=lag) for i in range(100))]
+    notes: list[Sample | SessionNote] = [SessionNote(0.0)]
+    notes += [Sample(float(i), lag=lag) for i in range(100)]
     report = Report.of([ok(t_first=ttft)], [], notes)
     assert report.client.lag_p99_seconds == pytest.approx(lag, rel=0.01)
     assert (len(report.client.warnings) == 1) is is_doubtful
@@ -207,7 +209,8 @@ def test_lag_that_makes_the_first_token_doubtful_is_told(
 def test_busy_client_is_told() -> None:
     notes = [SessionNote(0.0), SessionNote(0.0, 10.0, cpu=9.8, rss=7)]
     client = Report.of([], [], notes).client
-    assert (client.cpu_share, client.rss_bytes) == (pytest.approx(0.98), 7)
+    assert client.cpu_share == pytest.approx(0.98)
+    assert client.rss_bytes == 7
     assert "98 % of a core" in client.warnings[0]
 
 

@@ -28,7 +28,12 @@ def test_run_that_is_open_is_told() -> None:
 
 
 def test_what_is_sent_again_after_a_kill_is_told() -> None:
-    notes = [SessionNote(0.0), Sample(1.0, in_flight=7), SessionNote(9.0), SessionNote(9.0, 10.0)]
+    notes: list[Sample | SessionNote] = [
+        SessionNote(0.0),
+        Sample(1.0, in_flight=7),
+        SessionNote(9.0),
+        SessionNote(9.0, 10.0),
+    ]
     assert "resent at most 7" in Report.of([], [], notes).text()
 
 

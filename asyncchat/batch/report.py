@@ -147,7 +147,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     resent_at_most: int
     """Those that were on their way when a run ended unexpectedly, and were sent again by the next."""
     failed_attempts: dict[str, int]
-    """Attempts that failed, by kind, those of inputs that succeeded later included."""
+    """Attempts that failed, by kind: those that were refused, and those of inputs that succeeded later, included."""
     runs: int
     """Runs of the process."""
     is_open: bool

@@ -87,10 +87,10 @@ def _times(name: str, times: "Times") -> Iterator[str]:
         ("per token", times.itl),
         ("total", times.total),
     )
-    if not any(row.count for _, row in rows):
-        return
-    yield f"{name:<12}" + "".join(f"{head:>13}" for head in ("p50", "p90", "p95", "p99", "max"))
-    for head, row in rows:
+    measured = [(head, row) for head, row in rows if row.count]
+    if measured:
+        yield f"{name:<12}" + "".join(f"{head:>13}" for head in ("p50", "p90", "p95", "p99", "max"))
+    for head, row in measured:
         values = (row.p50, row.p90, row.p95, row.p99, row.max)
         yield f"{head:<12}" + "".join(f"{duration(value):>13}" for value in values)
 

@@ -23,6 +23,12 @@ def test_empty_batch_has_a_table() -> None:
     assert "p50" not in text
 
 
+def test_times_that_nobody_measured_have_no_row() -> None:
+    lines = Report.of([Outcome("a", Trace(n=1, t_total=2.0))], [], []).text().splitlines()
+    assert any(line.startswith("total ") for line in lines)
+    assert not any(line.startswith(("queue", "first token", "failed ")) for line in lines)
+
+
 def test_run_that_is_open_is_told() -> None:
     assert "has not noted its end" in Report.of([], [], [SessionNote(0.0)]).text()
 

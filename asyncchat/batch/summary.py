@@ -89,7 +89,9 @@ def _times(name: str, times: "Times") -> Iterator[str]:
     )
     measured = [(head, row) for head, row in rows if row.count]
     if measured:
-        yield f"{name:<12}" + "".join(f"{head:>13}" for head in ("p50", "p90", "p95", "p99", "max"))
+        yield f"{name:<12}" + "".join(
+            f"{head:>13}" for head in ("p50", "p90", "p95", "p99", "max")
+        )
     for head, row in measured:
         values = (row.p50, row.p90, row.p95, row.p99, row.max)
         yield f"{head:<12}" + "".join(f"{duration(value):>13}" for value in values)

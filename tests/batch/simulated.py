@@ -18,6 +18,7 @@ from asyncchat.batch.report import Report
 
 __all__ = ["attempts", "notes", "outcomes", "report", "screenshot"]
 
+TITLE = "Reviews, one word each"
 START = 1_790_000_000.0
 FIRST, PAUSE, SECOND = (
     1500.0,
@@ -150,11 +151,10 @@ def screenshot(page: Path, picture: Path, width: int = 960, height: int = 1412) 
 
 if __name__ == "__main__":
     wanted = Path(sys.argv[1])
-    made = report().html("Reviews, one word each")
     if wanted.suffix == ".html":
-        wanted.write_text(made, encoding="utf-8")
+        report().html(wanted, title=TITLE)
     else:
         with TemporaryDirectory() as folder:
             page = Path(folder) / "page.html"
-            page.write_text(made, encoding="utf-8")
+            report().html(page, title=TITLE)
             screenshot(page, wanted)

@@ -107,7 +107,7 @@ def test_page_is_whole_and_needs_nothing_from_elsewhere(name: str) -> None:
 
 
 def test_foreign_words_are_text() -> None:
-    read = Reader(hostile().html("<script>title</script>"))
+    read = Reader(hostile().html(title="<script>title</script>"))
     words = " ".join(read.words)
     for text in HOSTILE[:-1]:
         assert text in words
@@ -118,7 +118,7 @@ def test_foreign_words_are_text() -> None:
 
 def test_page_shows_what_the_report_says() -> None:
     report = simulated.report()
-    text = " ".join(" ".join(Reader(report.html("Reviews")).words).split())
+    text = " ".join(" ".join(Reader(report.html(title="Reviews")).words).split())
     for words in (
         "Reviews",
         "40,000 inputs in 1 h 3 min, in 2 runs.",
@@ -156,6 +156,12 @@ def test_plots_stay_within_their_frames() -> None:
             assert all(-0.01 <= float(n) <= 100.01 for n in re.findall(r"[-\d.]+", path))
 
 
+def test_page_is_written_where_it_is_wanted(tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    assert Report.of([], [], []).html(file, title="né") == file.read_text(encoding="utf-8")
+    assert "<title>né</title>" in file.read_text(encoding="utf-8")
+
+
 def test_missing_library_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     page._template.cache_clear()
     monkeypatch.setitem(sys.modules, "jinja2", None)
@@ -169,7 +175,7 @@ def test_browser_draws_the_page_and_runs_nothing(tmp_path: Path) -> None:
     if chromium is None:
         pytest.skip("chromium is not installed")
     file = tmp_path / "report.html"
-    file.write_text(hostile().html("hostile"), encoding="utf-8")
+    hostile().html(file, title="hostile")
     done = subprocess.run(
         [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", file.as_uri()],
         capture_output=True,

@@ -147,7 +147,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     resent_at_most: int
     """Those that were on their way when a run ended unexpectedly, and were sent again by the next."""
     failed_attempts: dict[str, int]
-    """Attempts that failed, by kind, those of inputs that succeeded later included."""
+    """Attempts that failed, by kind: those that were refused, and those of inputs that succeeded later, included."""
     runs: int
     """Runs of the process."""
     is_open: bool
@@ -188,8 +188,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return count.report()
 
     def json(self) -> bytes:
-        """Return the summary as a JSON document."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+        """Return the summary as a JSON document of one line."""
+        return msgspec.json.encode(self) + b"\n"
 
     def text(self) -> str:
         """Return the summary as a table of at most 80 columns, for a terminal."""

@@ -16,14 +16,21 @@ help:           ## this list
 demo: $(VENV)/.demo ## a real local model answers through this client: no key, no account
 	@$(BIN)/asyncchat demo
 
+# Two processes, as there are two processors: one runs what measures time and crowds or asks a real model, so that no
+# two of these meet; the other runs all the rest, wherever it is. Both take about as long. Ctrl-C goes to both, and the
+# shell outlives it and waits for them: once more where Ctrl-C broke off the first wait.
+MEASURING := tests/endpoints tests/faults tests/local tests/storms
+
 test: check $(VENV)/.model ## everything a change has to pass
-	@$(PYTEST) -m "not slow"
+	@trap : INT; $(PYTEST) -m "not slow" $(MEASURING) > $(VENV)/measuring.txt 2>&1 & \
+	$(PYTEST) -m "not slow" $(MEASURING:%=--ignore=%); others=$$?; \
+	wait $$! || wait $$!; measuring=$$?; \
+	cat $(VENV)/measuring.txt; exit $$((others | measuring))
 
 check: $(VENV)/.dev ## lint, types, floors
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
-	@$(BIN)/mypy --no-error-summary
-	@$(BIN)/basedpyright --level error
+	@$(BIN)/basedpyright --level error & $(BIN)/mypy --no-error-summary; mypy=$$?; wait $$! && exit $$mypy
 	@$(BIN)/lint-imports --no-cache > $(VENV)/floors.txt || { cat $(VENV)/floors.txt; exit 1; }
 
 test-slow: $(VENV)/.model ## storms and other full-size runs (ten minutes at most)

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from asyncchat.batch.engine import Batch as Batch
     from asyncchat.batch.engine import BatchRun as BatchRun
     from asyncchat.batch.engine import Stop as Stop
+    from asyncchat.batch.item import Layout as Layout
     from asyncchat.batch.options import Price as Price
     from asyncchat.batch.record import BatchError as BatchError
     from asyncchat.batch.record import BatchRecord as BatchRecord
     from asyncchat.batch.record import Trace as Trace
+    from asyncchat.batch.source import open_source as open_source
     from asyncchat.bridges.broadcast import Broadcast as Broadcast
     from asyncchat.bridges.broadcast import broadcast as broadcast
     from asyncchat.bridges.sse import SSEBody as SSEBody
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from asyncchat.errors import RateLimit as RateLimit
     from asyncchat.errors import RateLimitError as RateLimitError
     from asyncchat.errors import RefusalError as RefusalError
+    from asyncchat.errors import SourceError as SourceError
     from asyncchat.errors import StreamCut as StreamCut
     from asyncchat.errors import StreamStalled as StreamStalled
     from asyncchat.errors import UnprocessableEntityError as UnprocessableEntityError
@@ -125,12 +128,14 @@ _HOMES = {
         "BatchRun",
         "Stop",
     ),
+    "asyncchat.batch.item": ("Layout",),
     "asyncchat.batch.options": ("Price",),
     "asyncchat.batch.record": (
         "BatchError",
         "BatchRecord",
         "Trace",
     ),
+    "asyncchat.batch.source": ("open_source",),
     "asyncchat.bridges.broadcast": (
         "Broadcast",
         "broadcast",
@@ -186,6 +191,7 @@ _HOMES = {
         "RateLimit",
         "RateLimitError",
         "RefusalError",
+        "SourceError",
         "StreamCut",
         "StreamStalled",
         "UnprocessableEntityError",

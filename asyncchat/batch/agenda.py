@@ -13,13 +13,13 @@ from typing import Generic, Protocol, TypeVar
 __all__ = ["Agenda"]
 
 
-class Sized(Protocol):
+class _Sized(Protocol):
     """What takes memory while it waits."""
 
     size: int
 
 
-_T = TypeVar("_T", bound=Sized)
+_T = TypeVar("_T", bound=_Sized)
 
 
 class Agenda(Generic[_T]):

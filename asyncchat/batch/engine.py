@@ -29,12 +29,15 @@ import msgspec
 from asyncchat.batch.agenda import Agenda
 from asyncchat.batch.check import Check
 from asyncchat.batch.item import BadItem, Item, Layout, item_of
+from asyncchat.batch.job import report_of
 from asyncchat.batch.ledger import Differences, Ledger
+from asyncchat.batch.meter import BatchProgress, Meter
 from asyncchat.batch.options import BatchOptions
 from asyncchat.batch.record import BatchRecord, Sample, SessionNote
+from asyncchat.batch.report import Report
 from asyncchat.batch.work import Todo, Work
 from asyncchat.client.core import Asker
-from asyncchat.client.tasks import BlockTasks, is_ours
+from asyncchat.client.tasks import BlockTasks, is_being_cancelled
 from asyncchat.errors import JournalError, JournalMismatch
 
 __all__ = ["Batch", "BatchRun", "Reading", "Stop"]
@@ -97,6 +100,7 @@ class Batch:
         self.directory = directory
         self.options = options
         self.stopped: Stop | None = None
+        """Why the last run ended before its inputs did; None where it did not."""
         self.skipped = 0
         """Inputs that had a record already."""
         self._asker = asker
@@ -105,11 +109,21 @@ class Batch:
         self._tasks = BlockTasks()
         self._ledger: Ledger | None = None
         self._run: BatchRun | None = None
+        self._meter = Meter(0.0)
         self._started = 0.0
-        self.lag = 0.0
 
     def __repr__(self) -> str:
         return f"Batch({str(self.directory)!r})"
+
+    @property
+    def recorded(self) -> int:
+        """How many inputs had their record when the batch was entered."""
+        return 0 if self._ledger is None else self._ledger.known
+
+    @property
+    def input(self) -> dict[str, Any] | None:
+        """What was said `about` the input of the run before; None where nothing is recorded."""
+        return None if self._ledger is None else self._ledger.input
 
     @property
     def warnings(self) -> list[str]:
@@ -124,6 +138,7 @@ class Batch:
         )
         if self.options.concurrency == "auto":
             self._asker.pool.adapt()
+        self._meter = Meter(asyncio.get_running_loop().time())
         self._started = time.time()
         self._ledger.note(SessionNote(self._started))
         await self._tasks.open()
@@ -170,9 +185,9 @@ class Batch:
         while True:
             due = anyio.current_time() + 1.0
             await anyio.sleep(1.0)
-            self.lag = max(anyio.current_time() - due, 0.0)
+            lag = max(anyio.current_time() - due, 0.0)
             in_flight, limit, pause = self.load()
-            self._ledger.note(Sample(time.time(), in_flight, limit, pause, round(self.lag, 4)))
+            self._ledger.note(Sample(time.time(), in_flight, limit, pause, round(lag, 4)))
             if self._run is not None:
                 self._run.look()
             if self.options.fsync == "1s":
@@ -188,6 +203,31 @@ class Batch:
         limit = sum(bounds) if len(bounds) == len(statistics.endpoints) else self.most
         pause = min((one.paused for one in statistics.endpoints), default=0.0)
         return statistics.in_flight, min(limit, self.most), pause
+
+    def progress(
+        self, *, total: int | None = None, position: float | None = None
+    ) -> BatchProgress:
+        """Return how the batch stands. Costs about 0.2 ms.
+
+        Args:
+            total: how many inputs there are, where that is known.
+            position: how much of them has been read, from 0 to 1, where that is known.
+        """
+        in_flight, limit, pause = self.load()
+        now = asyncio.get_running_loop().time()
+        return self._meter.progress(
+            now, in_flight=in_flight, limit=limit, pause=pause, total=total, position=position
+        )
+
+    @property
+    def report(self) -> Report:
+        """What became of the batch, over all its runs. Read from disk each time: blocks, some microseconds a record."""
+        return report_of(self.directory)
+
+    def skip(self) -> None:
+        """Count an input that has its record."""
+        self.skipped += 1
+        self._meter.skipped(1)
 
     @property
     def most(self) -> int:
@@ -227,7 +267,7 @@ class Batch:
         self.stopped = None
         self._run = BatchRun(
             self,
-            Work(self._ledger, self._asker, self.options, self._check),
+            Work(self._ledger, self._asker, self.options, self._check, self._meter),
             _reader(requests, layout),
             self._tasks,
             ordered=ordered,
@@ -383,7 +423,7 @@ class BatchRun:
         for item in items:
             todo = self._work.take(item)
             if todo is None:
-                self._batch.skipped += 1
+                self._batch.skip()
                 continue
             todo.place, self._places = self._places, self._places + 1
             if not todo.is_follower:
@@ -409,8 +449,8 @@ class BatchRun:
             self._fail(error)
         except Exception as error:  # noqa: BLE001  a fault of ours: whoever reads gets it
             self._fail(error)
-        except asyncio.CancelledError as error:
-            if is_ours(error):
+        except asyncio.CancelledError:
+            if is_being_cancelled():
                 raise
             self._fail(RuntimeError("cancelled from inside"))
         finally:

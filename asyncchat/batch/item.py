@@ -333,11 +333,13 @@ def _check_text(text: str, column: str) -> None:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            # Python's own way to carry bytes that are no UTF-8 ("surrogateescape") has this range for itself.
-            half = ord(text[error.start])
-            is_escape = 0xDC80 <= half <= 0xDCFF
-            what = "is not UTF-8" if is_escape else "has half of a surrogate pair"
-            raise _Unusable(f"its {column!r} {what}") from None
+            raise _Unusable(f"its {column!r} {_why_no_text(error)}") from None
+
+
+def _why_no_text(error: UnicodeEncodeError) -> str:
+    # Python's way to carry bytes that are no UTF-8 ("surrogateescape") has this range for itself.
+    is_byte = 0xDC80 <= ord(error.object[error.start]) <= 0xDCFF
+    return "is not UTF-8" if is_byte else "has half of a surrogate pair"
 
 
 # ------------------------------------------------------------------------------------ Python values
@@ -354,8 +356,8 @@ def _plain(row: Mapping[Any, Any], layout: Layout) -> dict[str, Any]:
                 row = {**row, name: _settled(row[name])}
         encoded = msgspec.json.encode(row, enc_hook=_dumped)
         made: dict[str, Any] = msgspec.json.decode(encoded)
-    except UnicodeEncodeError:
-        raise _Unusable("a text in it has half of a surrogate pair") from None
+    except UnicodeEncodeError as error:
+        raise _Unusable(f"a text in it {_why_no_text(error)}") from None
     except RecursionError:
         raise _Unusable("it is nested too deep") from None
     except (TypeError, ValueError):

@@ -16,12 +16,12 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 
@@ -37,14 +37,18 @@ __all__ = [
     "Place",
     "final_lines",
     "line_at",
+    "notes",
     "read_job",
     "repair",
     "scan",
     "supersedes",
+    "sync_directory",
     "write_job",
 ]
 
 Fsync = Literal["always", "1s", "never"]
+
+_T = TypeVar("_T")
 
 _VERSION = 1
 _LARGEST_FILE = 2**30
@@ -362,6 +366,17 @@ def scan(directory: Path) -> Iterator[tuple[Outcome, Place, bytes]]:
                     offset += len(line)
         except OSError as error:
             raise _unreadable(path, error) from error
+
+
+def notes(
+    directory: Path, name: Literal["attempts", "samples"], decode: Callable[[bytes], _T]
+) -> Iterator[_T]:
+    """Yield what was noted for the report, oldest first within each process; what is torn is left out. Blocks."""
+    for path in sorted(directory.glob(f"{name}*.jsonl")):
+        with suppress(OSError), path.open("rb") as file:
+            for line in file:
+                with suppress(ValueError):
+                    yield decode(line)
 
 
 def line_at(directory: Path, place: Place) -> bytes:

@@ -153,15 +153,20 @@ class Ledger:
         assert self._job is not None
         return self._job
 
+    @property
+    def input(self) -> dict[str, Any] | None:
+        """What told the input of the runs before from others; None where there was none."""
+        return None if self._job is None or not self.known else self._job.input
+
     def begin(
-        self, about: Mapping[str, Any], options: Mapping[str, Any], run: Mapping[str, Any]
-    ) -> bool:
-        """Note what is run, and return whether the input is the one that it was, as far as its name and size tell.
+        self, about: Mapping[str, Any], options: Mapping[str, Any], again: Mapping[str, Any]
+    ) -> None:
+        """Note what is run.
 
         Args:
             about: what tells one input from another.
             options: what changes answers.
-            run: how to run it again.
+            again: how to run it again.
 
         Raises:
             JournalMismatch: other options than before.
@@ -179,17 +184,15 @@ class Ledger:
                 f"the records in {self._directory} were made with other options: {', '.join(names)}",
                 hint="Use the same, or another job directory for another batch.",
             )
-        is_same = before is None or not self.known or before.input == {**about}
         made = Job(
             id=secrets.token_hex(8) if before is None else before.id,
             input={**about},
             options=given,
-            run={**run},
+            run={**again},
         )
         if made != before:
             write_job(self._directory, made)
         self._job = made
-        return is_same
 
     # --------------------------------------------------------------------------------- the inputs
 

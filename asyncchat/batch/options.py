@@ -13,7 +13,7 @@ from asyncchat.policy.timeout import Timeout
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["BatchOptions", "Price", "Share"]
+__all__ = ["BatchOptions", "Price", "Share", "Spending", "kinds_of"]
 
 _MILLION = 1e6
 

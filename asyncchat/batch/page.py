@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from asyncchat.batch.report import Distribution, Report
     from asyncchat.batch.timeline import Bin
 
-__all__ = ["as_html"]
+__all__ = ["Line", "Plot", "Shape", "Tick", "as_html"]
 
 _TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
 _DAY = 86400

@@ -37,6 +37,8 @@ __all__ = [
     "Sample",
     "SessionNote",
     "Trace",
+    "decode_attempt",
+    "decode_note",
     "decode_outcome",
     "decode_record",
     "encode_record",
@@ -187,6 +189,8 @@ _decode_line = msgspec.json.Decoder(_Line).decode
 _decode_trace = msgspec.json.Decoder(Trace).decode
 _decode_id = msgspec.json.Decoder(str).decode
 _decode_error = msgspec.json.Decoder(BatchError).decode
+decode_attempt = msgspec.json.Decoder(Attempt).decode
+decode_note = msgspec.json.Decoder(Sample | SessionNote).decode
 _ID = re.compile(rb'\{"custom_id":("(?:[^"\\]|\\.)*"),')
 _CRC = b',"crc":'
 _X = b',"x":'

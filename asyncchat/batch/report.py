@@ -7,12 +7,17 @@ inputs there were. Names and messages come from others: they are shortened here,
 from collections import Counter
 from collections.abc import Iterable
 from heapq import heappush, heappushpop
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from asyncchat.batch.histogram import Bar, Histogram
 from asyncchat.batch.record import Attempt, Outcome, Sample, SessionNote, Trace
 from asyncchat.batch.timeline import Bin, Clock, Timeline
+
+if TYPE_CHECKING:
+    import os
 
 __all__ = [
     "ClientHealth",
@@ -142,7 +147,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     resent_at_most: int
     """Those that were on their way when a run ended unexpectedly, and were sent again by the next."""
     failed_attempts: dict[str, int]
-    """Attempts that failed, by kind, those of inputs that succeeded later included."""
+    """Attempts that failed, by kind: those that were refused, and those of inputs that succeeded later, included."""
     runs: int
     """Runs of the process."""
     is_open: bool
@@ -183,8 +188,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return count.report()
 
     def json(self) -> bytes:
-        """Return the summary as a JSON document."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+        """Return the summary as a JSON document of one line."""
+        return msgspec.json.encode(self) + b"\n"
 
     def text(self) -> str:
         """Return the summary as a table of at most 80 columns, for a terminal."""
@@ -192,15 +197,21 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
         return as_text(self)
 
-    def html(self, title: str = "Batch report") -> str:
-        """Return the summary as one HTML page that needs no network and runs no script.
+    def html(
+        self, path: "str | os.PathLike[str] | None" = None, title: str = "Batch report"
+    ) -> str:
+        """Return the summary as one HTML page that needs no network and runs no script; write it to `path` if there is one.
 
         Raises:
             ImportError: the extra `report` is not installed.
+            OSError: it cannot be written.
         """
         from asyncchat.batch.page import as_html
 
-        return as_html(self, title)
+        page = as_html(self, title)
+        if path is not None:
+            Path(path).write_text(page, encoding="utf-8")
+        return page
 
 
 class _Tokens:

@@ -71,13 +71,14 @@ class Source:
         size: in bytes as it lies on disk, None for a stream.
     """
 
-    __slots__ = ("_file", "_is_closed", "_lock", "_rows", "name", "size")
+    __slots__ = ("_error", "_file", "_is_closed", "_lock", "_rows", "name", "size")
 
     def __init__(self, file: File, rows: "_Rows") -> None:
         self.name = file.name
         self.size = file.size
         self._file = file
         self._rows = rows
+        self._error: SourceError | None = None
         self._is_closed = False
         self._lock = threading.Lock()  # a file is not closed under who reads it
 
@@ -98,11 +99,12 @@ class Source:
         with self._lock:
             made: list[Item | BadItem] = []
             try:
-                if not self._is_closed:
+                if not (self._is_closed or self._error):
                     made = self._rows.read()
-            except SourceError:
-                if not self._is_closed:  # a stream that was left is not cut short
-                    raise
+            except SourceError as error:
+                self._error = error
+        if self._error is not None and not self._is_closed:  # one that was left is not cut short
+            raise self._error
         if self._is_closed:
             self._release()
             return []
@@ -240,7 +242,8 @@ class _JSONLines:
             self._n += 1
             if self._n == 1:
                 line = line.removeprefix(_BOM)
-            if line and not line.isspace():
+            line = line.strip()
+            if line:
                 made.append(self._item(line))
                 weight += len(line)
         return made
@@ -282,10 +285,9 @@ def _reason(line: bytes, error: Exception) -> tuple[str, object]:
     try:
         line.decode()
     except UnicodeDecodeError as wrong:
-        return f"it is not UTF-8 (byte {wrong.start + 1})", custom_id
-    if isinstance(
-        error, msgspec.ValidationError
-    ):  # no type was asked for, so that only numbers can fail
+        return f"it is not UTF-8 (byte {wrong.start})", custom_id
+    # No type was asked for, so that only numbers can fail.
+    if isinstance(error, msgspec.ValidationError):
         return "a number in it is too large", custom_id
     if _HALF_PAIR.search(line):
         values, problem = read_values(line)
@@ -454,16 +456,19 @@ class _ParquetRows:
         found = _parquet_file(file)
         names: list[str] = found.schema_arrow.names
         _check_columns(layout, names, file.name)
-        columns = [name for name in ("custom_id", *columns_of(layout)) if name in names]
+        used = dict.fromkeys(["custom_id", *columns_of(layout)])
+        columns = [name for name in used if name in names]
         self._layout = layout
         self._name = file.name
         self._size = file.size or 0
         self._count = int(found.metadata.num_rows)
         self._n = 0
-        self._batches: Iterator[Any] = found.iter_batches(
-            batch_size=_batch_size(found.metadata, columns),
-            columns=list(dict.fromkeys(columns)),
-            use_threads=False,
+        size = _batch_size(found.metadata, columns)
+        # Group by group, so that damage to one does not take a part of the one before with it.
+        self._batches: Iterator[Any] = (
+            batch
+            for group in range(found.num_row_groups)
+            for batch in found.iter_batches(size, [group], columns, use_threads=False)
         )
 
     @property

@@ -40,13 +40,14 @@ def _facts(report: "Report") -> Iterator[str]:
     if report.reused:
         items.append(f"copied {number(report.reused)}")
     yield _fact("inputs", items)
+    resent = report.resent_at_most
     yield _fact(
         "requests",
         [
             number(report.requests),
             f"retries {number(report.retries)}",
             f"refused {number(report.refused)}",
-            f"sent again after a kill: {f'at most {number(report.resent_at_most)}' if report.resent_at_most else '0'}",
+            f"resent {f'at most {number(resent)}' if resent else '0'}",
         ],
     )
     runs = f" in {report.runs} runs" if report.runs > 1 else ""
@@ -86,10 +87,12 @@ def _times(name: str, times: "Times") -> Iterator[str]:
         ("per token", times.itl),
         ("total", times.total),
     )
-    if not any(row.count for _, row in rows):
-        return
-    yield f"{name:<12}" + "".join(f"{head:>13}" for head in ("p50", "p90", "p95", "p99", "max"))
-    for head, row in rows:
+    measured = [(head, row) for head, row in rows if row.count]
+    if measured:
+        yield f"{name:<12}" + "".join(
+            f"{head:>13}" for head in ("p50", "p90", "p95", "p99", "max")
+        )
+    for head, row in measured:
         values = (row.p50, row.p90, row.p95, row.p99, row.max)
         yield f"{head:<12}" + "".join(f"{duration(value):>13}" for value in values)
 

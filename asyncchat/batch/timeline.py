@@ -4,7 +4,7 @@ Not here: what is drawn. The time between two runs of the process is cut out: `a
 """
 
 from bisect import bisect_right
-from math import ceil
+from math import ceil, nextafter
 
 import msgspec
 
@@ -14,7 +14,7 @@ _MOST_BINS = 240
 _MOST_RUNS = 1000
 
 
-class Bin(msgspec.Struct, omit_defaults=True):
+class Bin(msgspec.Struct):
     """What happened from `at` on, for `seconds` of running time. What was looked at once a second is None where nobody looked."""
 
     at: float
@@ -124,10 +124,12 @@ class Timeline:
         return self._cells.setdefault(int(t // self._width), Cell())
 
     def bins(self, start: float, end: float) -> list[Bin]:
-        """Return all bins, empty ones too. Time is counted from `start`; what happened at `end` is in the last bin before it."""
+        """Return all bins from `start`, where time is counted from, to `end`; what happened right then is in the last one."""
         if not self._cells:
             return []
         end = max(end, start + 1.0)
+        self.at(start)
+        self.at(nextafter(end, start))
         beyond = ceil(end / self._width)
         if self._last == beyond > self._first:
             self._last -= 1

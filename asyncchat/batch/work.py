@@ -15,6 +15,7 @@ from asyncchat.batch.check import Check
 from asyncchat.batch.health import Health
 from asyncchat.batch.item import BadItem, Item, canonical, identity
 from asyncchat.batch.ledger import Ledger
+from asyncchat.batch.meter import Meter
 from asyncchat.batch.options import BatchOptions
 from asyncchat.batch.record import Attempt, BatchError, BatchRecord, Kind, Trace, kind_of
 from asyncchat.client.core import Asker
@@ -88,6 +89,7 @@ class Work:
         asker: who is asked.
         options: of the batch.
         check: holds answers against a type.
+        meter: counts for who looks on.
     """
 
     def __init__(
@@ -96,11 +98,13 @@ class Work:
         asker: Asker,
         options: BatchOptions,
         check: Check | None,
+        meter: Meter,
     ) -> None:
         self._ledger = ledger
         self._asker = asker
         self._options = options
         self._check = check
+        self._meter = meter
         self._leaders: dict[str, Todo] = {}
         self.clock = asyncio.get_running_loop().time
         self.rand: Callable[[], float] = random.random
@@ -225,6 +229,10 @@ class Work:
         now, kind = self.clock(), kind_of(error)
         self.health.failed(now, kind, sent_at)
         wait = self._wait(todo, kind, error, now)
+        if kind == "rate_limit":
+            self._meter.refused(now)
+        elif wait is not None:
+            self._meter.retried(now, kind)
         status = error.status_code if isinstance(error, APIStatusError) else None
         endpoint = error.endpoint if isinstance(error, APIError) else None
         self._ledger.note(
@@ -315,7 +323,7 @@ class Work:
         request_id = None if answer.http is None else answer.http.request_id
         body = _line_of(answer, raw)
         self._ledger.write(todo.key, trace, body=body, request_id=request_id)
-        self.give(todo, BatchRecord(todo.key, trace, answer))
+        self._give(todo, BatchRecord(todo.key, trace, answer))
         for follower in self._followers(todo):
             self._reuse(follower, answer, todo.key)
 
@@ -324,16 +332,22 @@ class Work:
         trace = Trace(todo.n, todo.hash, t_end=round(time.time(), 3), reused=key)
         body = _line_of(answer, b"")
         self._ledger.write(todo.key, trace, body=body)
-        self.give(todo, BatchRecord(todo.key, trace, answer))
+        self._give(todo, BatchRecord(todo.key, trace, answer))
         for follower in self._followers(todo):
             self._reuse(follower, answer, key)
 
     def _fail(self, todo: Todo, error: BatchError, endpoint: str | None = None) -> None:
         trace = self._trace(todo, None, endpoint)
         self._ledger.write(todo.key, trace, error=error)
-        self.give(todo, BatchRecord(todo.key, trace, error=error))
+        self._give(todo, BatchRecord(todo.key, trace, error=error))
         for follower in self._followers(todo):
             self._fail(follower, error)
+
+    def _give(self, todo: Todo, record: BatchRecord) -> None:
+        """Let everybody know of what is written down."""
+        error = record.error
+        self._meter.noted(self.clock(), record.trace, None if error is None else error.code)
+        self.give(todo, record)
 
     def _followers(self, todo: Todo) -> list[Todo]:
         if self._leaders.get(todo.hash) is todo:

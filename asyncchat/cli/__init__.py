@@ -1,7 +1,7 @@
 """The command line: what a person types, and what comes back.
 
 Not here: anything the core would need. Results go to stdout, everything else to stderr. Exit codes: 0 ok,
-1 failure, 2 usage, 3 some items failed, 130 Ctrl-C. Commands are imported when they are called, so that
+1 failure, 2 usage, 3 some answers failed, 130 Ctrl-C; `batch` has more. Commands are imported when they are called, so that
 `asyncchat --help` loads no HTTP library.
 """
 
@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from asyncchat._version import __version__
-from asyncchat.cli.terminal import UsageError, complain
+from asyncchat.cli.terminal import ARGUMENTS, UsageError, complain
 from asyncchat.errors import AsyncChatError
 
 __all__ = ["main"]
 
 _COMMANDS = {
+    "batch": "Ask everything in a file, and lose nothing whatever happens.",
     "chat": "Ask a model; with no prompt, talk with it.",
     "demo": "Watch a real model on this machine answer: one question, then eight at once.",
     "local": "Serve a small model on this machine; no key, no account.",
@@ -36,9 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(
                 errors="replace"
             )  # a model may answer in letters the terminal lacks
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    ARGUMENTS.set(tuple(given))
     try:
         result = _app()(
-            sys.argv[1:] if arguments is None else list(arguments),
+            given,
             exit_on_error=False,
             print_error=False,
         )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-__all__ = ["ProgressStyle", "progress_line", "show_progress"]
+__all__ = ["ProgressStyle", "picture", "progress_line", "show_progress"]
 
 ProgressStyle = Literal["auto", "plain", "json", "none"]
 """`auto` is lines that stay at a terminal, and `plain` elsewhere; `json` is one object a line."""

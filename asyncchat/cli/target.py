@@ -15,7 +15,9 @@ from cyclopts import Parameter
 from asyncchat.cli.terminal import UsageError, fetch_model
 
 if TYPE_CHECKING:
-    from asyncchat import AsyncChat
+    from collections.abc import Sequence
+
+    from asyncchat import AsyncChat, Endpoint, Limits
 
 __all__ = ["Fields", "Opened", "Sampling", "Target", "open_target"]
 
@@ -92,9 +94,23 @@ class Opened:
 
 
 async def open_target(
-    target: Target, sampling: Sampling, stack: AsyncExitStack, *, parallel: int = 1
+    target: Target,
+    sampling: Sampling,
+    stack: AsyncExitStack,
+    *,
+    parallel: int = 1,
+    limits: "Limits | None" = None,
+    endpoints: "Sequence[Endpoint]" = (),
 ) -> Opened:
     """Open what `target` names, to be closed by `stack`: the local server first, if there is to be one.
+
+    Args:
+        target: A server and a model.
+        sampling: Fields of every request.
+        stack: Closes what is opened.
+        parallel: How many answers the local server writes at once.
+        limits: On requests at once and a minute.
+        endpoints: Servers instead of the one in `target`.
 
     Raises:
         UsageError: The options do not name one server and one model.
@@ -104,17 +120,35 @@ async def open_target(
     if target.local:
         fields.setdefault("max_tokens", _LOCAL_MAX_TOKENS)
         client, base_url, model = await _start_local(target, stack, parallel)
+    elif endpoints:
+        client, base_url, model = _several(target, endpoints, limits)
     else:
         key = _key(target)
         base_url, model = _base_url(target, key), _model(target)
         from asyncchat import AsyncChat
 
         try:
-            client = AsyncChat(base_url=base_url or None, api_key=key, model=model)
+            client = AsyncChat(base_url=base_url or None, api_key=key, model=model, limits=limits)
         except ValueError as error:
             raise UsageError(str(error)) from error
     await stack.enter_async_context(client)
     return Opened(client=client, base_url=base_url, model=model, fields=fields)
+
+
+def _several(
+    target: Target, endpoints: "Sequence[Endpoint]", limits: "Limits | None"
+) -> "tuple[AsyncChat, str, str]":
+    from asyncchat import AsyncChat
+
+    if target.base_url or target.api_key_env:
+        raise UsageError(
+            "--endpoint stands for --base-url and --api-key-env: say one or the other."
+        )
+    model = target.model or os.environ.get("ASYNCCHAT_MODEL")
+    if not model and not all(endpoint.model for endpoint in endpoints):
+        raise UsageError("No model chosen: say --model NAME, or model=NAME in each --endpoint.")
+    client = AsyncChat(endpoints=endpoints, model=model, limits=limits)
+    return client, endpoints[0].url, model or endpoints[0].model or ""
 
 
 async def _start_local(

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Coroutine
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
+    "ARGUMENTS",
     "Flow",
     "UsageError",
     "complain",
@@ -28,6 +30,9 @@ __all__ = [
     "width",
     "without_controls",
 ]
+
+ARGUMENTS: ContextVar[tuple[str, ...]] = ContextVar("ARGUMENTS", default=())
+"""What was typed."""
 
 _T = TypeVar("_T")
 _LONGEST_LINE = 100

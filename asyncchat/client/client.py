@@ -465,11 +465,7 @@ class Chat:
         if isinstance(given, bool) or not isinstance(given, int) or given < 0:
             raise ValueError(f"reask={given!r}: it is a whole number from 0 up.")
         wanted = output_type(output)
-        asked: list[Any] = (
-            [{"role": "user", "content": messages}]
-            if isinstance(messages, str)
-            else list(messages)
-        )
+        asked = _listed(messages)
         usages: list[Usage | None] = []
         while True:
             answer = await self(
@@ -527,11 +523,7 @@ class Chat:
         wanted = fields.get("response_format")
         typed = wanted is not None and not isinstance(wanted, Mapping)
         first: list[Any] = [] if system is None else [{"role": "system", "content": system}]
-        first += (
-            [{"role": "user", "content": messages}]
-            if isinstance(messages, str)
-            else list(messages)
-        )
+        first += _listed(messages)
 
         def ask(said: list[Any]) -> ChatStream[Event]:
             return self.stream(said, tools=list(toolbox.values()) or None, **fields.copy())
@@ -621,6 +613,13 @@ class Completions:
     def stream(self, *, messages: Messages, **fields: Any) -> ChatStream[Event]:
         """Return the answer as a stream of events; the same as `chat.stream`."""
         return self._chat.stream(messages, **fields)
+
+
+def _listed(messages: Messages) -> list[Any]:
+    """Return a conversation that can be gone on with."""
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    return list(messages)
 
 
 def _env(name: str) -> str | None:

@@ -14,7 +14,6 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
-from math import inf
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,7 +21,7 @@ import anyio
 import msgspec
 
 from asyncchat.client.stream import ChatStream
-from asyncchat.client.tasks import BlockTasks
+from asyncchat.client.tasks import BlockTasks, is_being_cancelled
 from asyncchat.protocol.events import Event
 from asyncchat.protocol.response import Completion
 
@@ -257,7 +256,7 @@ def _own(error: BaseException) -> Exception:
     """Return an error as a value; a cancellation only if it is not ours, which passes through."""
     if isinstance(error, Exception):
         return error
-    if anyio.current_effective_deadline() == -inf:
+    if is_being_cancelled():
         raise error
     return RuntimeError("cancelled from inside")
 

@@ -25,6 +25,7 @@ Observer = Callable[[Fact], object]
 """A plain function: it is called at once, in the loop, and has to be quick."""
 
 _log = logging.getLogger("asyncchat")
+_LOUD = (AttemptFailed, RequestFailed)  # for INFO; the other facts are for DEBUG
 
 
 class Observers:
@@ -47,8 +48,10 @@ class Observers:
 
     def tell(self, fact: Fact) -> None:
         """Tell everybody."""
-        level, text = _line(fact)
-        _log.log(level, "request %d: %s", fact.request, text, extra={"request": fact.request})
+        level = logging.INFO if isinstance(fact, _LOUD) else logging.DEBUG
+        if _log.isEnabledFor(level):
+            extra = {"request": fact.request}
+            _log.log(level, "request %d: %s", fact.request, _line(fact), extra=extra)
         for observer in self._observers:
             try:
                 observer(fact)
@@ -56,9 +59,8 @@ class Observers:
                 _log.exception("an observer failed")
 
 
-def _line(fact: Fact) -> tuple[int, str]:
-    """Return what the log says of a fact, and how loud. No prompt, no answer, no key."""
-    level = logging.DEBUG
+def _line(fact: Fact) -> str:
+    """Return what the log says of a fact. No prompt, no answer, no key."""
     match fact:
         case RequestStarted():
             kind = "stream" if fact.stream else "answer"
@@ -69,7 +71,6 @@ def _line(fact: Fact) -> tuple[int, str]:
         case AnswerStarted():
             text = f"answer began after {fact.seconds:.3f} s"
         case AttemptFailed():
-            level = logging.INFO
             then = "no other" if fact.wait is None else f"next in {fact.wait:.2f} s"
             where = f"attempt {fact.attempt} at {fact.endpoint}"
             text = f"{where} failed ({fact.blame}), {then}: {fact.error.message}"
@@ -78,12 +79,11 @@ def _line(fact: Fact) -> tuple[int, str]:
         case RequestFinished():
             text = f"finished after {fact.timing.total:.3f} s at {fact.endpoint}"
         case RequestFailed():
-            level = logging.INFO
             where = "in mid-answer " if fact.error.partial is not None else ""
             text = f"failed {where}after {fact.seconds:.3f} s: {type(fact.error).__name__}"
         case RequestLeft():
             text = f"left by its caller after {fact.seconds:.3f} s"
-    return level, text
+    return text
 
 
 def log_as_the_environment_says() -> None:

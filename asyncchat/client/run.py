@@ -8,7 +8,6 @@ import asyncio
 import inspect
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from math import inf
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self
 
@@ -17,7 +16,7 @@ import anyio.to_thread
 import msgspec
 
 from asyncchat.client.stream import ChatStream
-from asyncchat.client.tasks import BlockTasks
+from asyncchat.client.tasks import BlockTasks, is_being_cancelled
 from asyncchat.errors import (
     ContentFilterFinishReasonError,
     LengthFinishReasonError,
@@ -261,8 +260,9 @@ class ToolRun:
                 if self._plan.output is not None:
                     self.output = read_value(self._plan.output, answer)
                 return
-            self._is_over = answer.finish_reason in ("length", "content_filter")
+            self._is_over = True  # if its calls must not be run
             _check_whole(answer)
+            self._is_over = False
             turn = self._records(calls, started)
             if self._plan.confirm is None and not all(map(self._is_free, turn)):
                 self._turn, self._is_over = turn, True
@@ -343,7 +343,7 @@ class ToolRun:
             try:
                 await self._perform(record)
             except anyio.get_cancelled_exc_class():
-                if anyio.current_effective_deadline() == -inf:
+                if is_being_cancelled():
                     raise  # the run is cancelled, and not something inside the tool
                 record.say("Error: it was cancelled.", RuntimeError("cancelled inside the tool"))
             except Exception as error:  # noqa: BLE001  the model is told

@@ -36,8 +36,8 @@ __all__ = ["ChatStream", "Lease", "Opened"]
 _Item = TypeVar("_Item")
 _Mode = Literal["events", "chunks"]
 
-_NO_TEXT = (
-    "resume='restart' makes what came before void, which text() cannot say: iterate the events, "
+_NO_RESTART = (
+    "resume='restart' makes what came before void, which {} cannot say: iterate the events, "
     "await final(), or use resume='continue'."
 )
 _NO_CHUNKS = "resume= is told by an event, which chunks have no place for: iterate the events, or await final()."
@@ -349,7 +349,7 @@ class ChatStream(Generic[_Item]):
 
     def _refuse_restart(self, what: str) -> None:
         if self.may_restart:
-            raise ValueError(_NO_TEXT.replace("text()", what))
+            raise ValueError(_NO_RESTART.format(what))
 
     @property
     def may_restart(self) -> bool:
@@ -359,8 +359,7 @@ class ChatStream(Generic[_Item]):
     def _grow(
         self, take: Callable[[str], Iterator[Any]], end: Callable[[], Iterator[Any]]
     ) -> AsyncIterator[Any]:
-        self._first_data = None  # from here on the way of reading is settled
-        return _Growing(self._ready, self._next, self._drop, lambda: self.snapshot, take, end)
+        return _Growing(self._walk(_Items), self._drop, lambda: self.snapshot, take, end)
 
     @property
     def parsed(self) -> Any:  # noqa: ANN401  of the type that was asked for
@@ -671,25 +670,28 @@ class _Items:
         self._drop()
 
 
-class _Growing(_Items):
+class _Growing:
     """Walks values made of the text of the first choice; `end` gives what comes when that is whole."""
 
-    __slots__ = ("_end", "_made", "_so_far", "_take")
+    __slots__ = ("_drop", "_end", "_events", "_made", "_so_far", "_take")
 
     def __init__(
         self,
-        ready: "_Ready",
-        advance: Callable[[], Awaitable[Any]],
+        events: AsyncIterator[Event],
         drop: Callable[[], None],
         so_far: Callable[[], Completion],
         take: Callable[[str], Iterator[Any]],
         end: Callable[[], Iterator[Any]],
     ) -> None:
-        super().__init__(ready, advance, drop)
+        self._events = events
+        self._drop = drop
         self._so_far = so_far
         self._take = take
         self._end: Callable[[], Iterator[Any]] | None = end
         self._made: Iterator[Any] = iter(())
+
+    def __aiter__(self) -> Self:
+        return self
 
     async def __anext__(self) -> Any:  # noqa: ANN401  of the type that was asked for
         while True:
@@ -701,7 +703,7 @@ class _Growing(_Items):
                 self._drop()
                 raise
             try:
-                item = await super().__anext__()
+                item = await anext(self._events)
             except StopAsyncIteration:
                 if self._end is None:
                     raise

@@ -1,10 +1,9 @@
-"""A task group that lives as long as an object's `async with` block.
+"""A task group that lives as long as an object's `async with` block, and whether a cancellation is meant for it.
 
 Not here: what the tasks do. The group ends with the block, cancelled, and never wraps the error of the block in one of its
 own: tasks report what goes wrong as values.
 """
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -14,13 +13,7 @@ import anyio
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
-__all__ = ["BlockTasks", "is_ours"]
-
-
-def is_ours(cancelled: asyncio.CancelledError) -> bool:
-    """Whether a cancellation was meant for this task, and not raised inside by something that was cancelled itself."""
-    del cancelled
-    return anyio.current_effective_deadline() == -inf
+__all__ = ["BlockTasks", "is_being_cancelled"]
 
 
 class BlockTasks:
@@ -57,3 +50,8 @@ class BlockTasks:
         if group is not None:
             group.cancel_scope.cancel()
             await group.__aexit__(None, None, None)
+
+
+def is_being_cancelled() -> bool:
+    """Whether a scope around the running code is cancelled: if none is, a cancellation comes from what it has awaited."""
+    return anyio.current_effective_deadline() == -inf

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_h
 
 import msgspec
 
-__all__ = ["Elements", "PartialJSON", "partial_type"]
+__all__ = ["Elements", "PartialJSON", "fields_of", "partial_type"]
 
 _OUTSIDE = re.compile(r'["\[\]{},]')
 _INSIDE = re.compile(r'["\\]')
@@ -157,6 +157,16 @@ def partial_type(type_: Any) -> Any:  # noqa: ANN401  whatever stands in an anno
     return _twin(type_, frozenset())
 
 
+def fields_of(type_: type) -> list[tuple[str, str, Any]] | None:
+    """Return name, name in JSON and type of each field of a struct or dataclass, or None for another type."""
+    if issubclass(type_, msgspec.Struct):
+        return [(f.name, f.encode_name, f.type) for f in msgspec.structs.fields(type_)]
+    if dataclasses.is_dataclass(type_):
+        hints = get_type_hints(type_, include_extras=True)
+        return [(f.name, f.name, hints[f.name]) for f in dataclasses.fields(type_)]
+    return None
+
+
 def _twin(type_: Any, inside: frozenset[Any]) -> Any:  # noqa: ANN401
     origin, args = get_origin(type_), get_args(type_)
     if origin is Annotated:
@@ -176,7 +186,7 @@ def _twin(type_: Any, inside: frozenset[Any]) -> Any:  # noqa: ANN401
 
 
 def _struct_twin(type_: type, inside: frozenset[Any]) -> Any:  # noqa: ANN401
-    fields = _fields_of(type_)
+    fields = fields_of(type_)
     if fields is None:
         return Any
     config = getattr(type_, "__struct_config__", None)
@@ -187,13 +197,3 @@ def _struct_twin(type_: type, inside: frozenset[Any]) -> Any:  # noqa: ANN401
         tag=getattr(config, "tag", None),
         tag_field=getattr(config, "tag_field", None),
     )
-
-
-def _fields_of(type_: type) -> list[tuple[str, str, Any]] | None:
-    """Return name, name in JSON and type of each field, or None for what is no struct."""
-    if issubclass(type_, msgspec.Struct):
-        return [(f.name, f.encode_name, f.type) for f in msgspec.structs.fields(type_)]
-    if dataclasses.is_dataclass(type_):
-        hints = get_type_hints(type_, include_extras=True)
-        return [(f.name, f.name, hints[f.name]) for f in dataclasses.fields(type_)]
-    return None

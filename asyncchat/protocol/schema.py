@@ -5,7 +5,6 @@ dataclasses, TypedDicts, NamedTuples, enums and `Annotated`; pydantic models are
 Source: JSON Schema 2020-12, and what OpenAI's structured outputs accept of it.
 """
 
-import dataclasses
 import functools
 import inspect
 import re
@@ -29,7 +28,7 @@ from typing import (
 import msgspec
 
 from asyncchat.errors import OutputMismatch, printable
-from asyncchat.protocol.partial import PartialJSON, partial_type
+from asyncchat.protocol.partial import PartialJSON, fields_of, partial_type
 
 __all__ = [
     "Dialect",
@@ -429,14 +428,15 @@ class OutputType(Generic[_T]):
         )
         schema = schema_of(type_)
         self._is_wrapped = schema.get("type") != "object"
+        self._decode = self._decode_bare = self._bare_decoder()
         if self._is_wrapped:
-            schema = schema_of(
-                msgspec.defstruct("Answer", [("value", type_)], forbid_unknown_fields=True)
-            )
+            wrapped = msgspec.defstruct("Answer", [("value", type_)])
+            # The model is to write nothing else, but what it wrote all the same harms nobody.
+            schema = {**schema_of(wrapped), "additionalProperties": False}
+            decode = _decoder_of(wrapped).decode
+            self._decode = lambda text: decode(text).value
         self._schema = schema
         self._schemas: dict[Dialect, _Schema] = {}
-        self._decode_bare = self._bare_decoder()
-        self._decode = self._decoder() if self._is_wrapped else self._decode_bare
         self._twin: Any = None
 
     def __repr__(self) -> str:
@@ -491,8 +491,8 @@ class OutputType(Generic[_T]):
         """
         try:
             return self._decode(text)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise self._mismatch(error) from None
+        except _UNREADABLE as error:
+            raise _mismatch(f"the answer does not fit {self.name}", error) from None
 
     @property
     def is_list(self) -> bool:
@@ -507,8 +507,8 @@ class OutputType(Generic[_T]):
         """Return the value that JSON text holds without the object that `decode` expects around it."""
         try:
             return self._decode_bare(text)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise self._mismatch(error) from None
+        except _UNREADABLE as error:
+            raise _mismatch(f"the answer does not fit {self.name}", error) from None
 
     def partial(self, growing: PartialJSON) -> Any:  # noqa: ANN401  a twin of the type, or plain values
         """Return the value so far, or None where there is none yet."""
@@ -527,10 +527,6 @@ class OutputType(Generic[_T]):
         except msgspec.ValidationError:
             return None  # what tells of which type it is has not come yet
 
-    def _mismatch(self, error: Exception) -> OutputMismatch:
-        reason = printable(" ".join(str(error).split()))
-        return OutputMismatch(f"the answer does not fit {self.name}: {reason}")
-
     def _bare_decoder(self) -> Callable[[str | bytes], _T]:
         if _is_pydantic(self.wanted):
             validate: Callable[[str | bytes], _T] = cast("Any", self.wanted).model_validate_json
@@ -538,9 +534,14 @@ class OutputType(Generic[_T]):
         decode: Callable[[str | bytes], _T] = _decoder_of(self.wanted).decode
         return decode
 
-    def _decoder(self) -> Callable[[str | bytes], _T]:
-        wrapped = _decoder_of(msgspec.defstruct("Answer", [("value", self.wanted)]))
-        return lambda text: wrapped.decode(text).value
+
+_UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
+"""What decoding raises for text that is no JSON or does not fit."""
+
+
+def _mismatch(what: str, error: Exception) -> OutputMismatch:
+    reason = printable(" ".join(str(error).split()))
+    return OutputMismatch(f"{what}: {reason}")
 
 
 def _decoder_of(type_: Any) -> msgspec.json.Decoder[Any]:  # noqa: ANN401  whatever stands in an annotation
@@ -589,21 +590,15 @@ def _unset_fields(type_: object, root: str = "$") -> list[str]:
         if not isinstance(kind, type) or kind in seen:
             return
         seen.add(kind)
-        for name, field in _fields_by_name(kind):
+        hints = get_type_hints(kind, include_extras=True) if is_typeddict(kind) else {}
+        fields = fields_of(kind) or [(name, name, hint) for name, hint in hints.items()]
+        for _, name, field in fields:
             if _may_be_unset(field):
                 found.append(f"{path}.{name}: it may be absent (UNSET); use T | None instead")
             walk(field, f"{path}.{name}")
 
     walk(type_, root)
     return found
-
-
-def _fields_by_name(kind: type) -> list[tuple[str, object]]:
-    if issubclass(kind, msgspec.Struct):
-        return [(field.encode_name, field.type) for field in msgspec.structs.fields(kind)]
-    if dataclasses.is_dataclass(kind) or is_typeddict(kind):
-        return list(get_type_hints(kind, include_extras=True).items())
-    return []
 
 
 def _may_be_unset(type_: object) -> bool:
@@ -709,9 +704,8 @@ class Tool:
         """
         try:
             decoded = self._decoder.decode(arguments or b"{}")
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            reason = printable(" ".join(str(error).split()))
-            raise OutputMismatch(f"the arguments do not fit {self.name}: {reason}") from None
+        except _UNREADABLE as error:
+            raise _mismatch(f"the arguments do not fit {self.name}", error) from None
         return {name: getattr(decoded, name) for name in decoded.__struct_fields__}
 
     @property

@@ -1,21 +1,24 @@
 """A batch that never was, but might have been: for the tests of its report, and for the picture in the documentation.
 
-`python -m tests.batch.simulated FOLDER` writes `batch-report.html` there, and with chromium `batch-report.png`.
+`python -m tests.batch.simulated docs/batch-report.png` draws it with chromium; a name in `.html` gets the page itself.
 """
 
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from math import exp, sin
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 from asyncchat.batch.record import Attempt, BatchError, Kind, Outcome, Sample, SessionNote, Trace
 from asyncchat.batch.report import Report
 
 __all__ = ["attempts", "notes", "outcomes", "report", "screenshot"]
 
+TITLE = "Reviews, one word each"
 START = 1_790_000_000.0
 FIRST, PAUSE, SECOND = (
     1500.0,
@@ -114,12 +117,13 @@ def notes(lag: float = 0.004, seed: int = 9) -> Iterator[Sample | SessionNote]:
             yield SessionNote(start, start + seconds, "finished", cpu=0.21 * seconds, rss=61 << 20)
 
 
+@cache
 def report(lag: float = 0.004) -> Report:
     """The report of all of it."""
     return Report.of(outcomes(), attempts(), notes(lag))
 
 
-def screenshot(page: Path, picture: Path, width: int = 1100, height: int = 1400) -> None:
+def screenshot(page: Path, picture: Path, width: int = 960, height: int = 1412) -> None:
     """Let chromium draw a page.
 
     Raises:
@@ -146,7 +150,11 @@ def screenshot(page: Path, picture: Path, width: int = 1100, height: int = 1400)
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    made = folder / "batch-report.html"
-    made.write_text(report().html("Reviews, one word each"), encoding="utf-8")
-    screenshot(made, folder / "batch-report.png")
+    wanted = Path(sys.argv[1])
+    if wanted.suffix == ".html":
+        report().html(wanted, title=TITLE)
+    else:
+        with TemporaryDirectory() as folder:
+            page = Path(folder) / "page.html"
+            report().html(page, title=TITLE)
+            screenshot(page, wanted)

@@ -3,6 +3,7 @@
 import re
 from datetime import date
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -77,6 +78,21 @@ def test_message_objects_become_what_is_sent_for_them() -> None:
         {"role": "assistant", "content": "Yes?", "x": 1},
         {"role": "assistant", "content": "So."},
     ]
+
+
+def test_objects_of_other_libraries_are_written_as_they_say() -> None:
+    class Array:
+        def tolist(self) -> list[Any]:
+            return [MappingProxyType({"role": "user", "content": "Hi."})]
+
+    class Dumps:
+        def model_dump(self, **options: object) -> dict[str, Any]:
+            return {"role": "user", "content": "Hi."}
+
+    assert body(MappingProxyType({"messages": Array()})) == {"messages": ASKED}
+    assert body({"messages": [Dumps()]}) == {"messages": ASKED}
+    assert body({"talk": [*ASKED, Dumps()]}, messages_column="talk") == {"messages": ASKED * 2}
+    assert body({"prompt": "Hi.", "x": Dumps()})["x"] == ASKED[0]
 
 
 def test_system_template_comes_before_all_messages() -> None:

@@ -21,6 +21,7 @@ from asyncchat import (
     RetryPolicy,
     StreamCut,
 )
+from asyncchat.client import observe
 from asyncchat.protocol.facts import (
     AnswerStarted,
     AttemptDropped,
@@ -626,6 +627,19 @@ async def test_good_requests_say_nothing_at_info(
     await client.chat("a")
     await client.chat.stream("a").final()
     assert ours(caplog) == []
+
+
+async def test_line_that_nobody_reads_is_not_written(
+    make_client: MakeClient,
+    facts: list[Fact],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.INFO, "asyncchat")
+    monkeypatch.setattr(observe, "_line", lambda fact: pytest.fail(f"{fact} is put into words"))
+    client = make_client(observers=[facts.append])
+    await client.chat("a")
+    assert kinds(facts) == GOOD
 
 
 async def test_failure_is_logged_with_its_wait_though_nobody_observes(

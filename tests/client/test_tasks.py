@@ -5,7 +5,7 @@ import asyncio
 import anyio
 import pytest
 
-from asyncchat.client.tasks import BlockTasks
+from asyncchat.client.tasks import BlockTasks, is_being_cancelled
 from tests.client.conftest import other_tasks, start
 
 
@@ -145,3 +145,24 @@ async def test_closing_leaves_the_caller_uncancelled() -> None:
     assert task is not None
     assert task.cancelling() == 0
     await asyncio.sleep(0)
+
+
+async def test_cancellation_is_known_for_what_it_is() -> None:
+    said: dict[str, bool] = {}
+
+    async def work(name: str, awaited: asyncio.Future[None]) -> None:
+        try:
+            await awaited
+        except asyncio.CancelledError:
+            said[name] = is_being_cancelled()
+
+    loop = asyncio.get_running_loop()
+    gone = loop.create_future()
+    gone.cancel()
+    await work("cancelled inside", gone)
+    tasks = BlockTasks()
+    await tasks.open()
+    tasks.start(work, "the block's end", loop.create_future())
+    await asyncio.sleep(0)
+    await tasks.close()
+    assert said == {"cancelled inside": False, "the block's end": True}

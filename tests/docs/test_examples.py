@@ -67,7 +67,7 @@ async def run_block(page: Path, block: Block, base_url: str, names: dict[str, An
 
 
 @pytest.fixture
-async def stand_in(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ChatServer]:
+async def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[ChatServer]:
     """A scripted server, which also stands in for the local model."""
     async with ChatServer() as server:
 
@@ -78,7 +78,8 @@ async def stand_in(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ChatServer]
 
         real = asyncchat.local.local_server
         monkeypatch.setattr(asyncchat.local, "local_server", local_server)
-        monkeypatch.chdir(ROOT)
+        (tmp_path / "tests").symlink_to(ROOT / "tests")  # one page reads a recording
+        monkeypatch.chdir(tmp_path)  # and others write
         yield server
 
 

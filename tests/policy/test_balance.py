@@ -396,6 +396,7 @@ ERRORS: dict[str, tuple[AsyncChatError, Blame]] = {
     "closed": (PoolClosed("closed"), "request"),
     "line full": (LineFull("full"), "request"),
     "journal": (JournalError("torn"), "request"),
+    "source": (SourceError("torn"), "request"),
     "mismatch": (OutputMismatch("no"), "request"),
     "too long": (LengthFinishReasonError("no"), "request"),
     "filtered": (ContentFilterFinishReasonError("no"), "request"),

@@ -24,7 +24,8 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 def test_mypy_infers_what_the_api_promises() -> None:
     pytest.importorskip("mypy")
-    done = run("mypy", "--strict", "--follow-imports=silent", str(SNIPPET))
+    # With the options of `make check`: with others, each would throw the other's cache away.
+    done = run("mypy", "--no-error-summary", str(SNIPPET))
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -1,0 +1,264 @@
+"""`asyncchat batch`: everything in a file is asked, and nothing is lost whatever happens.
+
+Not here: the running itself (`batch_run`), what a record is (`asyncchat.batch`). Exit codes: 0 all answered, 1 some inputs failed,
+2 usage, input or options that do not go together, 3 the server refuses for good, 4 the job runs already, 5 the disk, 6 a cap was
+reached, 130 and 143 interrupted; after all but 0 to 2 the same command goes on.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, Parameter
+
+from asyncchat.cli.progress import ProgressStyle
+from asyncchat.cli.target import Sampling, Target
+from asyncchat.cli.terminal import ARGUMENTS, UsageError, note, run, show
+
+__all__ = ["Caps", "Outputs", "Rows", "Running", "arguments_to_run_again", "command"]
+
+command = App(name="batch", help="Ask everything in a file, and lose nothing whatever happens.")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """How inputs become requests."""
+
+    format: Annotated[
+        Literal["jsonl", "csv", "parquet"] | None,
+        Parameter(help="What the input is. Else by its suffix; .gz and .zst may follow."),
+    ] = None
+    prompt: Annotated[
+        str | None, Parameter(help="A template over columns: 'Classify: {text}'.")
+    ] = None
+    system: Annotated[
+        str | None, Parameter(help="A system message before each; a template as well.")
+    ] = None
+    messages_col: Annotated[str | None, Parameter(help="The column that holds messages.")] = None
+    id_col: Annotated[str | None, Parameter(help="The column that names an input.")] = None
+    max_body: Annotated[int, Parameter(help="The largest request, in bytes.")] = 20 * 2**20
+    strict: Annotated[
+        bool,
+        Parameter(help="Read all inputs first, and ask nothing if one is wrong.", negative=()),
+    ] = False
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """How it is run."""
+
+    concurrency: Annotated[
+        str, Parameter(help="Requests at once: a number, or auto to find out what is borne.")
+    ] = "auto"
+    stream: Annotated[
+        bool, Parameter(help="Stream answers underneath, so that stalls are noticed.")
+    ] = True
+    endpoint: Annotated[
+        list[str] | None,
+        Parameter(
+            help="A server among several: url[,model=M,key-env=NAME,weight=2,rpm=N,tpm=N,in-flight=N,spare]; repeatable.",
+            negative=(),
+        ),
+    ] = None
+    rpm: Annotated[int | None, Parameter(help="Requests a minute, in all.")] = None
+    tpm: Annotated[int | None, Parameter(help="Tokens a minute, in all.")] = None
+    body: Annotated[
+        str | None, Parameter(help="More fields for every request, as a JSON object.")
+    ] = None
+    schema: Annotated[
+        Path | None, Parameter(help="A JSON Schema that every answer has to fit.")
+    ] = None
+    repairs: Annotated[
+        int, Parameter(help="Ask so often again, with the error, where one does not fit.")
+    ] = 1
+    retries: Annotated[int, Parameter(help="Attempts after the first.")] = 5
+    retry_finish: Annotated[
+        list[str] | None,
+        Parameter(help="A finish_reason that is no answer, such as length.", negative=()),
+    ] = None
+    retry_failed: Annotated[
+        bool, Parameter(help="Ask again for what failed in an earlier run.", negative=())
+    ] = False
+    retry_kinds: Annotated[
+        str | None, Parameter(help="... but only for these kinds: timeout,server.")
+    ] = None
+    on_change: Annotated[
+        Literal["error", "rerun", "keep"],
+        Parameter(help="What to do with answered inputs that have changed since."),
+    ] = "error"
+    dedupe: Annotated[
+        bool, Parameter(help="Ask once where several inputs ask the same.", negative=())
+    ] = False
+    fsync: Annotated[
+        Literal["always", "1s", "never"],
+        Parameter(help="When records are made safe against a power cut."),
+    ] = "1s"
+    procs: Annotated[int, Parameter(help="Processes that share the work and the limits.")] = 1
+    ray: Annotated[str | None, Parameter(help="Run on a Ray cluster: its address, or auto.")] = (
+        None
+    )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Caps:
+    """When to stop early. What is in flight is finished."""
+
+    price: Annotated[
+        str | None,
+        Parameter(help="Of a million tokens: prompt,completion[,cached]. Makes costs known."),
+    ] = None
+    max_cost: Annotated[float | None, Parameter(help="Stop before it costs more.")] = None
+    max_tokens_total: Annotated[int | None, Parameter(help="Stop at so many tokens.")] = None
+    max_items: Annotated[int | None, Parameter(help="Ask for so many inputs in this run.")] = None
+    max_failures: Annotated[
+        str | None, Parameter(help="Stop at so many failures: a number, or a share such as 5%.")
+    ] = None
+    max_wait: Annotated[
+        float, Parameter(help="Seconds without any answer after which it stops.")
+    ] = 3600.0
+    grace: Annotated[float, Parameter(help="Seconds that Ctrl-C leaves to what is in flight.")] = (
+        60.0
+    )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """What is written where."""
+
+    job: Annotated[Path | None, Parameter(help="The directory of the records. Else OUT.job.")] = (
+        None
+    )
+    errors: Annotated[
+        Path | None, Parameter(help="A file for failed inputs. Else they are in OUT.")
+    ] = None
+    flat: Annotated[
+        bool, Parameter(help="One flat object a line instead of OpenAI's format.", negative=())
+    ] = False
+    ordered: Annotated[bool, Parameter(help="In the order of the inputs.", negative=())] = False
+    report: Annotated[Path | None, Parameter(help="An HTML page with plots.")] = None
+    summary: Annotated[Path | None, Parameter(help="The report's numbers as JSON.")] = None
+    progress: Annotated[ProgressStyle, Parameter(help="How to show progress on stderr.")] = "auto"
+
+
+@command.command(name="run")
+def _run(
+    input: Annotated[str, Parameter(help="A file of inputs, or - for stdin.")],  # noqa: A002
+    output: Annotated[str, Parameter(help="The file of answers, or - for stdout.")],
+    /,
+    *,
+    target: Target = Target(),  # noqa: B008  frozen
+    sampling: Sampling = Sampling(),  # noqa: B008  frozen
+    rows: Rows = Rows(),
+    running: Running = Running(),
+    caps: Caps = Caps(),
+    outputs: Outputs = Outputs(),
+) -> int:
+    """Ask everything in a file. The same command again goes on where it stopped."""
+    from asyncchat.cli.batch_run import Plan, run_batch
+
+    plan = Plan.of(
+        input,
+        output,
+        target,
+        sampling,
+        rows,
+        running,
+        caps,
+        outputs,
+        arguments_to_run_again(),
+    )
+    return run(run_batch(plan))
+
+
+@command.command(name="status")
+def _status(job: Annotated[Path, Parameter(help="The directory of a job.")], /) -> int:
+    """Say how far a job is. It may be running."""
+    from asyncchat.batch.job import status_of
+
+    status = status_of(job)
+    state = f"running, process {status.pid}" if status.pid is not None else "not running"
+    kinds = ", ".join(f"{number} {kind}" for kind, number in status.failures.items())
+    show(
+        f"{status.ok} answered, {status.failed} failed{f' ({kinds})' if kinds else ''}; {state}\n"
+    )
+    sample = status.sample
+    if status.pid is not None and sample is not None:
+        pause = f", paused for {sample.pause:.0f} s" if sample.pause else ""
+        show(f"{sample.in_flight} in flight of {sample.limit}{pause}\n")
+    return 0
+
+
+@command.command(name="report")
+def _report(
+    job: Annotated[Path, Parameter(help="The directory of a job.")],
+    /,
+    *,
+    html: Annotated[Path | None, Parameter(help="Write an HTML page with plots.")] = None,
+    summary: Annotated[Path | None, Parameter(help="Write the numbers as JSON.")] = None,
+) -> int:
+    """Show what became of a job, over all its runs."""
+    from asyncchat.batch.job import report_of
+
+    report = report_of(job)
+    show(report.text())
+    if html is not None:
+        report.html(html, title=job.name)
+    if summary is not None:
+        summary.write_bytes(report.json())
+    return 0
+
+
+@command.command(name="export")
+def _export(
+    jobs: Annotated[list[Path], Parameter(help="Directories of jobs.", negative=())],
+    output: Annotated[Path, Parameter(help="The file of answers.")],
+    *,
+    errors: Annotated[Path | None, Parameter(help="A file for failed inputs.")] = None,
+    flat: Annotated[bool, Parameter(help="One flat object a line.", negative=())] = False,
+    ordered: Annotated[bool, Parameter(help="In the order of the inputs.", negative=())] = False,
+) -> int:
+    """Write the records of one job, or of several, to a file."""
+    from asyncchat.batch.export import export
+
+    found = export(jobs, output, errors=errors, flat=flat, ordered=ordered)
+    note(f"{found.ok} answers and {found.failed} errors written to {output}")
+    return 0
+
+
+@command.command(name="retry")
+def _retry(
+    job: Annotated[Path, Parameter(help="The directory of a job.")],
+    /,
+    *,
+    kinds: Annotated[
+        str | None, Parameter(help="Only these kinds of failures: timeout,server.")
+    ] = None,
+) -> int:
+    """Ask again for what failed, with the command that made the job."""
+    from asyncchat.batch.journal import read_job
+    from asyncchat.cli import main
+
+    made = read_job(job)
+    arguments = None if made is None else made.run.get("arguments")
+    if made is None or not isinstance(arguments, list):
+        raise UsageError(f"There is no job of `asyncchat batch run` in {job}.")
+    os.chdir(str(made.run["directory"]))
+    again = ["--retry-failed"] if kinds is None else ["--retry-kinds", kinds]
+    return main([*(str(one) for one in arguments), *again])
+
+
+def arguments_to_run_again() -> list[str]:
+    """Return what was typed, but for what asks for failures again."""
+    kept: list[str] = []
+    given = iter(ARGUMENTS.get())
+    for one in given:
+        if one == "--retry-kinds":
+            next(given, None)
+        elif one != "--retry-failed" and not one.startswith("--retry-kinds="):
+            kept.append(one)
+    return kept

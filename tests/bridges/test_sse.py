@@ -8,6 +8,7 @@ import gc
 from collections.abc import AsyncIterator
 from typing import Any
 
+import aiohttp
 import msgspec
 import openai
 import pytest
@@ -247,6 +248,28 @@ async def test_body_that_is_dropped_closes_the_request(
     del body
     gc.collect()
     await server.wait_for_disconnect()
+
+
+async def test_keepalive_finds_out_about_a_reader_whom_the_server_does_not_watch(
+    client: AsyncChat, server: ChatServer
+) -> None:
+    """aiohttp's, unless told to: it notices only when something is written."""
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        async with sse(client.chat.stream("Hi."), keepalive=0.01) as body:
+            response = web.StreamResponse(headers=body.headers)
+            await response.prepare(request)
+            async for data in body:
+                await response.write(data)
+        return response
+
+    app = web.Application()
+    app.router.add_get("/", chat)
+    server.stall(after=0)
+    async with aiohttp_app(app) as url, aiohttp.ClientSession() as session:
+        async with session.get(url):
+            await server.wait_for_requests(1)
+        await server.wait_for_disconnect()
 
 
 async def test_body_that_was_never_read_asks_nothing(

@@ -98,9 +98,6 @@ class _Reader:
     async def wait(self) -> None:
         await self.changed.wait()
 
-    async def wait_until_urgent(self) -> None:
-        await self._recording.over.wait()
-
     def take(self) -> list[Any]:
         taken = self._recording.since(self._place)
         self._place = self._recording.end
@@ -121,7 +118,6 @@ class Broadcast:
 
     __slots__ = (
         "__weakref__",
-        "_every",
         "_format",
         "_pump",
         "_recording",
@@ -141,9 +137,9 @@ class Broadcast:
         made = format_for(stream, name, FRAME_FORMATS)
         self._stream = stream
         self._format: FrameFormat = name
-        self._every = every
         self._send_timeout = send_timeout
-        self._pump = Pump(stream, made.reads)
+        # The pace is kept here and not for each reader: they then wake together, and take the same pieces.
+        self._pump = Pump(stream, made.reads, every=every)
         self._recording = _Recording(self._pump)
         self._task: asyncio.Task[None] | None = None
 
@@ -176,7 +172,6 @@ class Broadcast:
             reader,
             socket_for(ws),
             format_for(self._stream, self._format, FRAME_FORMATS, message_id=message_id),
-            every=self._every,
             send_timeout=self._send_timeout,
             on_message=on_message,
         )

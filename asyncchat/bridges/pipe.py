@@ -40,10 +40,6 @@ class Source(Protocol):
         """Wait until something can be taken, or nothing more comes."""
         ...
 
-    async def wait_until_urgent(self) -> None:
-        """Wait until there is no reason to wait for more before sending."""
-        ...
-
     def take(self) -> list[Any]:
         """Return what came since the last time."""
         ...
@@ -60,7 +56,6 @@ class Sending:
     """
 
     __slots__ = (
-        "_every",
         "_format",
         "_on_message",
         "_send_timeout",
@@ -75,14 +70,12 @@ class Sending:
         socket: Socket,
         made: Format,
         *,
-        every: float,
         send_timeout: float | None,
         on_message: OnMessage | None,
     ) -> None:
         self._source = source
         self._socket = socket
         self._format = made
-        self._every = every
         self._send_timeout = send_timeout
         self._on_message = on_message
         self.ending: Ending | None = None
@@ -147,9 +140,6 @@ class Sending:
             await self._send_messages(messages)
             if is_over:
                 self._end("finished")
-            else:
-                with anyio.move_on_after(self._every):
-                    await source.wait_until_urgent()
 
     async def _send_messages(self, messages: list[bytes]) -> None:
         for message in messages:
@@ -215,12 +205,11 @@ async def pipe(
 ) -> Completion:
     """Send a stream to a websocket: see `ChatStream.pipe`, which documents it."""
     made = format_for(stream, format, FRAME_FORMATS, message_id=message_id)
-    pump = _Alone(stream, made.reads)
+    pump = _Alone(stream, made.reads, every=every)
     sending = Sending(
         pump,
         socket_for(ws),
         made,
-        every=every,
         send_timeout=send_timeout,
         on_message=on_message,
     )

@@ -7,6 +7,8 @@ and TCP slows the model's server. While nothing is read no bound of silence runs
 import asyncio
 from typing import Any, Literal
 
+import anyio
+
 from asyncchat.bridges.coalesce import weight
 from asyncchat.bridges.failure import Failure
 from asyncchat.bridges.formats import Format
@@ -22,6 +24,8 @@ class Pump:
 
     __slots__ = (
         "_changed",
+        "_every",
+        "_has_been_taken",
         "_items",
         "_reads",
         "_room",
@@ -32,12 +36,16 @@ class Pump:
         "is_over",
     )
 
-    def __init__(self, stream: ChatStream[Any], reads: Literal["events", "chunks"]) -> None:
+    def __init__(
+        self, stream: ChatStream[Any], reads: Literal["events", "chunks"], *, every: float = 0.0
+    ) -> None:
         self.error: Exception | None = None
         """What ended the stream, if it did not end well."""
         self.is_over = False
         """Whether nothing more comes."""
         self._stream = stream
+        self._every = every
+        self._has_been_taken = False
         self._reads = reads
         self._items: list[Any] = []
         self._waiting = 0  # what `_items` weigh
@@ -69,22 +77,25 @@ class Pump:
             self._changed.set()
 
     async def wait(self) -> None:
-        """Wait until something can be taken, or nothing more comes."""
+        """Wait until something can be taken, or nothing more comes. For what comes next, `every` seconds at least.
+
+        There is no reason to wait longer once nothing more comes, or nothing more is read before something is taken.
+        """
+        if self._every and self._has_been_taken:
+            with anyio.move_on_after(self._every):
+                await self._urgent.wait()
         await self._changed.wait()
 
     def take(self) -> list[Any]:
         """Return what came since the last time."""
         taken, self._items = self._items, []
         self._waiting = 0
+        self._has_been_taken = True
         self._room.set()
         if not self.is_over:
             self._changed.clear()
             self._urgent.clear()
         return taken
-
-    async def wait_until_urgent(self) -> None:
-        """Wait until nothing more comes, or nothing more is read before something is taken."""
-        await self._urgent.wait()
 
     def last(self, made: Format) -> list[bytes]:
         """Return the end of the answer that is over, in a format."""

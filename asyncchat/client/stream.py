@@ -436,7 +436,7 @@ class ChatStream(Generic[_Item]):
             every: seconds between two sends at least. What comes in between goes out in one piece.
             send_timeout: seconds that one send may take before the reader counts as stalled; None for no bound.
             on_message: is awaited with each message of the reader that is not `{"type": "abort"}`; without it they are
-                dropped. The next message is taken after that.
+                dropped. The next message is taken after that; what still runs when the answer ends is cancelled.
             message_id: with `ui`, the id of the message in the reader.
 
         Returns:

@@ -31,6 +31,21 @@ async def test_every_reader_gets_all_of_one_answer(client: AsyncChat, server: Ch
     assert room.readers == 0
 
 
+async def test_readers_who_keep_up_wake_together_for_the_same_pieces(
+    client: AsyncChat, server: ChatServer
+) -> None:
+    server.queue(Reply().say(SAID).stall(after=2))
+    room = broadcast(client.chat.stream("Hi."), "text", every=3600)
+    readers = [Reader() for _ in range(3)]
+    sending = [start(room.pipe(reader.pair)) for reader in readers]
+    for reader in readers:
+        await reader.wait_for(1)
+    server.resume()
+    for one in sending:
+        await one
+    assert [reader.got for reader in readers] == [["One", " two three four five."]] * 3
+
+
 async def test_late_reader_gets_the_text_so_far_in_one_piece_first(
     client: AsyncChat, server: ChatServer
 ) -> None:

@@ -10,24 +10,17 @@ from asyncchat.bridges.sockets import Socket
 
 __all__ = ["asgi_socket"]
 
-_CLASSES = {
-    "starlette.websockets": ("WebSocket", "WebSocketDisconnect"),
-    "litestar.connection": ("WebSocket", ""),
-    "litestar.exceptions": ("", "WebSocketDisconnect"),
-}
+_WEBSOCKETS = (("starlette.websockets", "WebSocket"), ("litestar.connection", "WebSocket"))
+_GONE = (
+    ("starlette.websockets", "WebSocketDisconnect"),
+    ("starlette.websockets", "WebSocketDisconnected"),  # who had left before
+    ("litestar.exceptions", "WebSocketDisconnect"),
+)
 
 
 def asgi_socket(ws: Any) -> Socket | None:  # noqa: ANN401  any object; it is told by its class
     """Return what a pipe needs of an ASGI framework's websocket, None if it is none."""
-    gone: list[type[Exception]] = [OSError]
-    is_one = False
-    for module, (websocket, disconnect) in _CLASSES.items():
-        loaded = sys.modules.get(module)  # an object of its class exists only after its import
-        if loaded is not None and websocket:
-            is_one |= isinstance(ws, getattr(loaded, websocket))
-        if loaded is not None and disconnect:
-            gone.append(getattr(loaded, disconnect))
-    if not is_one:
+    if not isinstance(ws, _loaded(_WEBSOCKETS)):
         return None
 
     async def receive() -> str | bytes | None:
@@ -41,4 +34,10 @@ def asgi_socket(ws: Any) -> Socket | None:  # noqa: ANN401  any object; it is to
     async def send(text: str) -> None:
         await ws.send({"type": "websocket.send", "text": text})
 
-    return Socket(send, receive, tuple(gone))
+    return Socket(send, receive, (OSError, *_loaded(_GONE)))
+
+
+def _loaded(names: tuple[tuple[str, str], ...]) -> tuple[type[Any], ...]:
+    """Return those classes whose modules are there: of the others no object exists."""
+    modules = [(sys.modules.get(module), name) for module, name in names]
+    return tuple(getattr(module, name) for module, name in modules if hasattr(module, name))

@@ -128,6 +128,26 @@ async def test_whole_answer_comes_in_order(
         assert (await room.answer()).ending == "finished"
 
 
+@each_kind
+async def test_who_has_left_already_is_found_to_have_left(
+    kind: str, client: AsyncChat, server: ChatServer
+) -> None:
+    server.otherwise(Reply().say("One two.").stall(after=2))
+    endings: asyncio.Queue[str | None] = asyncio.Queue()
+
+    async def ask_twice(ws: Any) -> None:
+        for _ in range(2):
+            endings.put_nowait((await client.chat.stream("Hi.").pipe(ws)).ending)
+
+    async with KINDS[kind](ask_twice) as url:
+        ws = await connect(url, ping_interval=None)
+        await ws.recv()
+        ws.transport.abort()
+        async with asyncio.timeout(5):
+            assert [await endings.get(), await endings.get()] == ["left", "left"]
+    await server.wait_until_idle()
+
+
 def resident() -> int:
     """The memory of this process, in bytes."""
     with open("/proc/self/statm") as file:

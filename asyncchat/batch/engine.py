@@ -110,7 +110,7 @@ class Batch:
         self._ledger: Ledger | None = None
         self._run: BatchRun | None = None
         self._meter = Meter(0.0)
-        self._started = 0.0
+        self._started = self._cpu = 0.0
 
     def __repr__(self) -> str:
         return f"Batch({str(self.directory)!r})"
@@ -139,7 +139,7 @@ class Batch:
         if self.options.concurrency == "auto":
             self._asker.pool.adapt()
         self._meter = Meter(asyncio.get_running_loop().time())
-        self._started = time.time()
+        self._started, self._cpu = time.time(), _cpu_seconds()
         self._ledger.note(SessionNote(self._started))
         await self._tasks.open()
         self._tasks.start(self._tick)
@@ -168,14 +168,14 @@ class Batch:
                         ledger.close()
 
     def _say_goodbye(self, ledger: Ledger, reason: str) -> None:
-        used = resource.getrusage(resource.RUSAGE_SELF)
+        largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         ledger.note(
             SessionNote(
                 self._started,
                 time.time(),
                 self.stopped.reason if self.stopped else reason,
-                round(used.ru_utime + used.ru_stime, 3),
-                used.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+                round(_cpu_seconds() - self._cpu, 3),
+                largest * (1 if sys.platform == "darwin" else 1024),
             )
         )
 
@@ -474,6 +474,11 @@ class BatchRun:
             agenda.again(todo, seconds)
         elif work.ends_outage:
             agenda.wake_all()
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 class _Reader:

@@ -256,19 +256,19 @@ async def _work(plan: Plan, job: "Batch") -> int | None:
         done = source.position / source.size if source.size else None
         return job.progress(total=total[0] if total else None, position=done)
 
-    async def look_on() -> None:
+    async def count() -> None:
         if plan.source != "-":
             with suppress(SourceError, ImportError):
                 number = await anyio.to_thread.run_sync(
                     count_items, plan.source, plan.layout, abandon_on_cancel=True
                 )
                 total.extend(() if number is None else (number,))
-        await show_progress(progress, plan.outputs.progress)
 
     errors: list[Exception] = []  # not through the group, which would wrap it
     with _Interrupts(job, plan.caps.grace) as interrupts:
         async with anyio.create_task_group() as group:
-            group.start_soon(look_on)
+            group.start_soon(count)
+            group.start_soon(show_progress, progress, plan.outputs.progress)
             with interrupts.scope:
                 try:
                     run = job.run(

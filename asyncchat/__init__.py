@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from asyncchat.batch.record import BatchRecord as BatchRecord
     from asyncchat.batch.record import Trace as Trace
     from asyncchat.batch.source import open_source as open_source
+    from asyncchat.bridges.broadcast import Broadcast as Broadcast
+    from asyncchat.bridges.broadcast import broadcast as broadcast
+    from asyncchat.bridges.sse import SSEBody as SSEBody
+    from asyncchat.bridges.sse import sse as sse
     from asyncchat.client.client import AsyncChat as AsyncChat
     from asyncchat.client.many import MapEvent as MapEvent
     from asyncchat.client.many import Mapped as Mapped
@@ -132,6 +136,14 @@ _HOMES = {
         "Trace",
     ),
     "asyncchat.batch.source": ("open_source",),
+    "asyncchat.bridges.broadcast": (
+        "Broadcast",
+        "broadcast",
+    ),
+    "asyncchat.bridges.sse": (
+        "SSEBody",
+        "sse",
+    ),
     "asyncchat.client.client": ("AsyncChat",),
     "asyncchat.client.many": (
         "MapEvent",

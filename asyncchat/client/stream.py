@@ -8,7 +8,7 @@ import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from math import inf
 from types import TracebackType
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar
 
 from asyncchat.client.reply import Reply, now
 from asyncchat.errors import (
@@ -26,6 +26,10 @@ from asyncchat.protocol.parsed import read_value
 from asyncchat.protocol.partial import Elements, PartialJSON
 from asyncchat.protocol.response import HTTP, Chunk, Completion, Timing
 from asyncchat.protocol.schema import OutputType
+
+if TYPE_CHECKING:
+    from asyncchat.bridges.formats import FrameFormat
+    from asyncchat.bridges.pipe import OnMessage
 
 __all__ = ["ChatStream", "Lease", "Opened"]
 
@@ -344,8 +348,13 @@ class ChatStream(Generic[_Item]):
         return self._grow(take, lambda: iter((self.parsed,)))
 
     def _refuse_restart(self, what: str) -> None:
-        if self._resumes is not None and self._resumes.mode == "restart":
+        if self.may_restart:
             raise ValueError(_NO_RESTART.format(what))
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether what came may turn out to be void: with `resume="restart"`."""
+        return self._resumes is not None and self._resumes.mode == "restart"
 
     def _grow(
         self, take: Callable[[str], Iterator[Any]], end: Callable[[], Iterator[Any]]
@@ -403,6 +412,54 @@ class ChatStream(Generic[_Item]):
             if not self._is_managed:
                 self.close()
         return self.completion
+
+    async def pipe(
+        self,
+        ws: object,
+        format: "FrameFormat" = "text",  # noqa: A002  the documented name
+        *,
+        every: float = 0.03,
+        send_timeout: float | None = 5.0,
+        on_message: "OnMessage | None" = None,
+        message_id: str | None = None,
+    ) -> Completion:
+        """Send the answer to a websocket as it comes, while watching whether its reader is still there.
+
+        Call it on a stream that was not started, `await client.chat.stream(...).pipe(ws)`: then the reader is watched from
+        the first moment on. Works without a block. The websocket stays open.
+
+        Args:
+            ws: a websocket of aiohttp, Starlette, FastAPI, Litestar or websockets, accepted; or a pair of functions,
+                `send(text)` and `receive()`, of which the second returns None or raises OSError once the reader has left.
+            format: `text`, words only; `events`, events as JSON; `openai`, chunks, then `[DONE]`; `ui`, the parts of the
+                Vercel AI SDK.
+            every: seconds between two sends at least. What comes in between goes out in one piece.
+            send_timeout: seconds that one send may take before the reader counts as stalled; None for no bound.
+            on_message: is awaited with each message of the reader that is not `{"type": "abort"}`; without it they are
+                dropped. The next message is taken after that; what still runs when the answer ends is cancelled.
+            message_id: with `ui`, the id of the message in the reader.
+
+        Returns:
+            The answer, with `ending`: `finished`; or what there is of it, where the reader `left`, was `stalled`, or said
+            `{"type": "abort"}`, which is `aborted`. In these cases the upstream request is closed at once.
+
+        Raises:
+            APIError: as reading does, after the reader was told, in the format's own way and in words of ours.
+            TypeError: no such websocket.
+            ValueError: no such format, or `resume="restart"` with one that cannot say it.
+        Cancellation: safe anywhere; the answer is closed.
+        """
+        from asyncchat.bridges.pipe import pipe
+
+        return await pipe(
+            self,
+            ws,
+            format=format,
+            every=every,
+            send_timeout=send_timeout,
+            on_message=on_message,
+            message_id=message_id,
+        )
 
     def _read_as(self, mode: _Mode) -> None:
         """Settle what the stream is read as; what came while it was opened is read again if need be."""
@@ -530,7 +587,7 @@ class ChatStream(Generic[_Item]):
         except BaseException:
             self.close()
             raise
-        if self._resumes.mode == "restart":
+        if self.may_restart:
             self._first_at = None
         else:
             self._frames_before += reader.frames
@@ -545,7 +602,7 @@ class ChatStream(Generic[_Item]):
         cut = isinstance(error, (StreamCut, StreamStalled)) or error.retryable
         if not cut or (isinstance(error, APITimeoutError) and error.phase == "total"):
             return False
-        if self._resumes.mode == "restart":
+        if self.may_restart:
             return True
         choices = error.partial.choices if error.partial is not None else []
         if len(choices) != 1:

@@ -7,7 +7,7 @@ Names of fields are OpenAI's. Source: the Chat Completions reference, and what s
 
 from collections.abc import Mapping
 from copy import copy
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ __all__ = [
     "Completion",
     "CompletionTokensDetails",
     "Delta",
+    "Ending",
     "Function",
     "FunctionDelta",
     "Logprobs",
@@ -249,6 +250,10 @@ class HTTP(msgspec.Struct, frozen=True):
     request_id: str | None = None
 
 
+Ending: TypeAlias = Literal["finished", "left", "aborted", "stalled"]
+"""Why `pipe` has stopped sending an answer: it was whole; its reader left, said stop, or took nothing more."""
+
+
 class Completion(Model):
     """A finished answer, or on an error's `partial` and on a stream's `snapshot` the answer so far."""
 
@@ -263,6 +268,7 @@ class Completion(Model):
     # Ours, not the server's: the names keep them off the wire and out of dumps.
     timing: Timing | None = msgspec.field(default=None, name="(timing)")
     http: HTTP | None = msgspec.field(default=None, name="(http)")
+    ending: Ending | None = msgspec.field(default=None, name="(ending)")
 
     @property
     def text(self) -> str:

@@ -451,3 +451,33 @@ async def test_fast_stream_lets_others_run(server: ChatServer, make_client: Make
     with pytest.raises(asyncio.CancelledError):
         await watcher
     assert longest < 0.25
+
+
+# ------------------------------------------------------------------------------------- sent on
+
+
+async def test_stream_is_sent_on_by_its_bridge_and_says_why_that_ended(
+    server: ChatServer, client: AsyncChat
+) -> None:
+    server.say("One two.")
+    got: list[str] = []
+
+    async def send(text: str) -> None:
+        got.append(text)
+
+    async def receive() -> None:
+        await asyncio.Event().wait()
+
+    answer = await client.chat.stream("a").pipe((send, receive))
+    assert ("".join(got), answer.ending) == ("One two.", "finished")
+    assert "ending" not in answer.model_dump_json()
+    await assert_nothing_is_left(client, server)
+
+
+@pytest.mark.parametrize(
+    ("resume", "may"), [(None, False), ("continue", False), ("restart", True)]
+)
+async def test_stream_knows_whether_what_came_may_be_void(
+    client: AsyncChat, resume: Any, may: bool
+) -> None:
+    assert client.chat.stream("a", resume=resume).may_restart is may

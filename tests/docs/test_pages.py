@@ -207,6 +207,23 @@ def test_reference_names_each_parameter_and_method() -> None:
                 )
 
 
+def test_reference_names_each_parameter_and_member_of_the_bridges() -> None:
+    import inspect
+
+    from asyncchat import Broadcast, ChatStream, SSEBody, broadcast, sse
+
+    for made in (ChatStream.pipe, sse, broadcast, Broadcast.pipe):
+        for parameter in inspect.signature(made).parameters.values():
+            plain = parameter.default is inspect.Parameter.empty
+            said = parameter.name if plain else f"{parameter.name}={parameter.default!r}"
+            assert said == "self" or said.replace("'", '"') in reference("bridges"), said
+    for cls in (SSEBody, Broadcast):
+        for member in vars(cls):
+            assert member.startswith("_") or re.search(
+                rf"`[^`\n]*\b{member}\b", reference("bridges")
+            )
+
+
 def option_table(*path: str) -> str:
     """The table of a command's options, as the reference has it."""
     app = _app()

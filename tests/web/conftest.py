@@ -1,0 +1,80 @@
+"""What the tests of the page share: the page served before a scripted model, and one Chromium for all of them."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page, async_playwright
+
+from asyncchat import AsyncChat
+from asyncchat.testing import ChatServer
+from asyncchat.web import About, PageServer, listen, make_app
+
+_CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
+
+
+@dataclass
+class Site:
+    """The page, the model behind it, and what the page's owner has heard of failures."""
+
+    server: PageServer
+    model: ChatServer
+    client: AsyncChat
+    errors: list[Exception]
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    async def wait_until_free(self) -> None:
+        """Wait until nothing is asked of the model: bounded, and without a look at the clock by the test."""
+        await self.model.wait_until_idle(2)
+        for _ in range(1000):
+            if not self.client.statistics().in_flight:
+                return
+            await asyncio.sleep(0)
+        raise AssertionError(self.client.statistics())
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def site() -> AsyncIterator[Site]:
+    async with AsyncExitStack() as stack:
+        model = await stack.enter_async_context(ChatServer())
+        client = AsyncChat(model.base_url, model="m", max_retries=0)
+        await stack.enter_async_context(client)
+        about = About(model="m", place="in a test", remark="Scripted.")
+        errors: list[Exception] = []
+        app = make_app(client, about, fields={"temperature": 0}, on_error=errors.append)
+        server = await stack.enter_async_context(PageServer(app, listen()))
+        yield Site(server, model, client, errors)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def browser() -> AsyncIterator[Browser]:
+    path = next(filter(None, map(shutil.which, _CHROMIUMS)), None)
+    if path is None:
+        pytest.skip("no Chromium is installed")
+    playwright = await async_playwright().start()
+    try:
+        chromium = await playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-gpu"]
+        )
+        yield chromium
+        await chromium.close()
+    finally:
+        await playwright.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def tab(browser: Browser) -> Page:
+    """A tab. It is the one of the test before, which costs half a second less, unless that has closed it."""
+    for window in browser.contexts:
+        for open_tab in window.pages:
+            return open_tab
+    made = await browser.new_page(reduced_motion="reduce")
+    made.set_default_timeout(5_000)
+    return made

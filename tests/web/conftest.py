@@ -1,20 +1,15 @@
-"""What the tests of the page share: the page served before a scripted model, and one Chromium for all of them."""
+"""What the tests of the page share: the page, served before a scripted model."""
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Page, async_playwright
 
 from asyncchat import AsyncChat
 from asyncchat.testing import ChatServer
 from asyncchat.web import About, PageServer, listen, make_app
-
-_CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 
 
 @dataclass
@@ -51,30 +46,3 @@ async def site() -> AsyncIterator[Site]:
         app = make_app(client, about, fields={"temperature": 0}, on_error=errors.append)
         server = await stack.enter_async_context(PageServer(app, listen()))
         yield Site(server, model, client, errors)
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def browser() -> AsyncIterator[Browser]:
-    path = next(filter(None, map(shutil.which, _CHROMIUMS)), None)
-    if path is None:
-        pytest.skip("no Chromium is installed")
-    playwright = await async_playwright().start()
-    try:
-        chromium = await playwright.chromium.launch(
-            executable_path=path, args=["--no-sandbox", "--disable-gpu"]
-        )
-        yield chromium
-        await chromium.close()
-    finally:
-        await playwright.stop()
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def tab(browser: Browser) -> Page:
-    """A tab. It is the one of the test before, which costs half a second less, unless that has closed it."""
-    for window in browser.contexts:
-        for open_tab in window.pages:
-            return open_tab
-    made = await browser.new_page(reduced_motion="reduce")
-    made.set_default_timeout(5_000)
-    return made

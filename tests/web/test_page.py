@@ -147,6 +147,18 @@ async def test_new_conversation_forgets_what_was_said(page: Page, site: Site) ->
     assert site.model.requests[1].body["messages"] == [{"role": "user", "content": "Really?"}]
 
 
+async def test_new_conversation_ends_the_answer_on_its_way(page: Page, site: Site) -> None:
+    site.model.say("One two three.").stall(after=3)
+    await ask(page)
+    await expect(page.locator(".text")).to_have_text("One two")
+    await page.get_by_role("button", name="New conversation").click()
+    await site.model.wait_for_disconnect(2)
+    await site.wait_until_free()
+    await expect(page.get_by_role("article")).to_have_count(0)
+    await expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    await expect(page.get_by_role("status")).to_have_text("")
+
+
 async def test_suggestion_is_asked_at_a_click(page: Page, site: Site) -> None:
     site.model.say("Deep.")
     await page.get_by_role("button", name="Describe the sea.").click()

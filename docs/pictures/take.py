@@ -58,7 +58,7 @@ async def take(browser: Browser, url: str, picture: Picture) -> None:
     await page.get_by_role("radio", name=f"{picture.answers} answer").check()
     for question in QUESTIONS:
         await ask(page, question)
-    shot = Image.open(BytesIO(await page.screenshot(caret="initial")))
+    shot = Image.open(BytesIO(await page.screenshot()))
     path = HERE / f"{picture.name}.png"
     few = shot.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
     few.save(path, optimize=True)

@@ -42,7 +42,7 @@ async def test_words_come_one_by_one_and_stop_frees_the_model(
     answer = tab.locator("p")
     await expect(answer).to_have_text("One <b>two</b>")
     await tab.get_by_role("button", name="Stop").click()
-    await model.wait_for_disconnect(2)
+    await model.wait_for_disconnect()
     await expect(answer).to_have_text("One <b>two</b>")
     model.fail(400)
     await tab.get_by_role("button", name="Ask").click()

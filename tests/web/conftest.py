@@ -27,7 +27,7 @@ class Site:
 
     async def wait_until_free(self) -> None:
         """Wait until nothing is asked of the model: bounded, and without a look at the clock by the test."""
-        await self.model.wait_until_idle(2)
+        await self.model.wait_until_idle()
         for _ in range(1000):
             if not self.client.statistics().in_flight:
                 return

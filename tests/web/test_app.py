@@ -100,5 +100,5 @@ async def test_who_leaves_before_the_first_token_frees_the_model(site: Site) -> 
         tasks.start_soon(post, site)
         await site.model.wait_for_requests(1)
         tasks.cancel_scope.cancel()
-    await site.model.wait_for_disconnect(2)
+    await site.model.wait_for_disconnect()
     await site.wait_until_free()

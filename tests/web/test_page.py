@@ -152,7 +152,7 @@ async def test_new_conversation_ends_the_answer_on_its_way(page: Page, site: Sit
     await ask(page)
     await expect(page.locator(".text")).to_have_text("One two")
     await page.get_by_role("button", name="New conversation").click()
-    await site.model.wait_for_disconnect(2)
+    await site.model.wait_for_disconnect()
     await site.wait_until_free()
     await expect(page.get_by_role("article")).to_have_count(0)
     await expect(page.get_by_role("button", name="Stop")).to_be_hidden()
@@ -233,7 +233,7 @@ async def test_stop_frees_the_model_and_keeps_what_was_said(
     if after == 3:
         await expect(page.locator(".text")).to_have_text("One two")
     await page.get_by_role("button", name="Stop").click()
-    await site.model.wait_for_disconnect(2)
+    await site.model.wait_for_disconnect()
     await site.wait_until_free()
     await expect(page.locator(".facts")).to_contain_text("stopped")
     await expect(page.locator(".text")).to_have_text("One two" if after == 3 else "")
@@ -252,7 +252,7 @@ async def test_stop_ends_all_answers_of_the_turn(page: Page, site: Site) -> None
     await expect(page.locator(".text")).to_have_text(["One two"] * 4)
     await page.keyboard.press("Escape")
     for _ in range(4):
-        await site.model.wait_for_disconnect(2)
+        await site.model.wait_for_disconnect()
     await site.wait_until_free()
     await expect(page.locator(".facts")).to_contain_text(["stopped"] * 4)
 
@@ -263,8 +263,8 @@ async def test_closing_the_tab_frees_the_model(page: Page, site: Site, after: in
     await ask(page, count=2)
     await site.model.wait_for_requests(2)
     await page.close()
-    await site.model.wait_for_disconnect(2)
-    await site.model.wait_for_disconnect(2)
+    await site.model.wait_for_disconnect()
+    await site.model.wait_for_disconnect()
     await site.wait_until_free()
 
 
@@ -356,7 +356,7 @@ async def test_keyboard_alone_is_enough(page: Page, site: Site) -> None:
     await page.keyboard.press("Enter")  # an answer is on its way: it stays where it is
     await expect(message).to_have_value("Next")
     await page.keyboard.press("Escape")
-    await site.model.wait_for_disconnect(2)
+    await site.model.wait_for_disconnect()
     await expect(page.locator(".facts")).to_contain_text("stopped")
     site.model.say("Good.")
     await page.keyboard.press("Enter")
@@ -383,6 +383,7 @@ async def test_screen_reader_finds_a_log_and_is_told_the_state(page: Page, site:
     await expect(page.get_by_role("log", name="Conversation")).to_have_count(1)
     await ask(page)
     await expect(page.get_by_role("status")).to_have_text("The answer is on its way.")
+    await expect(page.locator(".text")).to_have_text("One two")
     site.model.resume()
     await expect(page.get_by_role("status")).to_have_text("The answer is complete.")
 

@@ -39,7 +39,7 @@ async def test_end_does_not_wait_for_answers_on_their_way(site: Site) -> None:
     began = asyncio.get_running_loop().time()
     await site.server.__aexit__(None, None, None)
     assert asyncio.get_running_loop().time() - began < 10  # aiohttp's own patience is 60 s
-    await site.model.wait_for_disconnect(2)
+    await site.model.wait_for_disconnect()
     await site.wait_until_free()
     with pytest.raises(ClientError):
         await asking

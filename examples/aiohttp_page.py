@@ -1,17 +1,20 @@
-"""A page that shows a model's words as they come: aiohttp, asyncchat and nothing else.
+"""A page that shows a model's words as they come, with aiohttp.
 
-Run it with `python examples/chat_page.py http://127.0.0.1:8000/v1 MODEL`, where `asyncchat local --port 8000` may be the
-server, and open http://127.0.0.1:8080/. Stop, and closing the tab, free the model at once. Whoever shows this to others
-puts a login and limits before it; `asyncchat demo --web` is a larger page of this kind.
+    pip install asyncchat
+    export OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=... MODEL=...
+    python -m examples.aiohttp_page
+
+Open http://127.0.0.1:8080/. Stop, and closing the tab, free the model at once. Whoever shows this to others puts a login and
+limits before it; `asyncchat demo --web` is a larger page of this kind. No model at hand? `asyncchat local --port 8000`.
 """
 
-import sys
+import os
 
 from aiohttp import web
 
 from asyncchat import AsyncChat, sse
 
-CLIENT = web.AppKey("client", AsyncChat)
+CLIENT: web.AppKey[AsyncChat] = web.AppKey("client", AsyncChat)
 
 PAGE = """<!doctype html>
 <meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Ask</title>
@@ -78,10 +81,10 @@ async def ask(request: web.Request) -> web.StreamResponse:
     return response
 
 
-def make_app(base_url: str, model: str) -> web.Application:
+def make_app() -> web.Application:
     """Return the application; it has to be run with `handler_cancellation=True`."""
     app = web.Application()
-    app[CLIENT] = client = AsyncChat(base_url=base_url, model=model)
+    app[CLIENT] = client = AsyncChat(model=os.environ.get("MODEL"))  # opens nothing yet
     app.on_cleanup.append(lambda _: client.close())
     app.add_routes([web.get("/", show), web.post("/ask", ask)])
     return app
@@ -89,4 +92,4 @@ def make_app(base_url: str, model: str) -> web.Application:
 
 if __name__ == "__main__":
     # Without it aiohttp tells a handler that its reader has gone only when it writes the next word.
-    web.run_app(make_app(*sys.argv[1:]), host="127.0.0.1", handler_cancellation=True)
+    web.run_app(make_app(), host="127.0.0.1", port=8080, handler_cancellation=True)

@@ -1,19 +1,15 @@
-"""The example `chat_page`, served as its last line does it."""
+"""The example `aiohttp_page`, served as its last line does it."""
 
-import runpy
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
 import pytest_asyncio
-from aiohttp import web
 from playwright.async_api import Page, expect
 
 from asyncchat.testing import ChatServer
 from asyncchat.web import PageServer, listen
-
-EXAMPLE = Path(__file__).parents[2] / "examples/chat_page.py"
+from examples.aiohttp_page import make_app
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -25,9 +21,11 @@ async def model() -> AsyncIterator[ChatServer]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def url(model: ChatServer) -> AsyncIterator[str]:
-    make_app: Callable[..., web.Application] = runpy.run_path(str(EXAMPLE))["make_app"]
-    async with PageServer(make_app(model.base_url, "m"), listen()) as server:
+async def url(model: ChatServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+    for name, value in {"BASE_URL": model.base_url, "API_KEY": "none"}.items():
+        monkeypatch.setenv(f"OPENAI_{name}", value)
+    monkeypatch.setenv("MODEL", "m")
+    async with PageServer(make_app(), listen()) as server:
         yield server.url
 
 

@@ -286,8 +286,9 @@ class BatchRun:
         self._reader = reader
         self._tasks = tasks
         self._is_ordered = ordered
-        self._agenda: Agenda[Todo] = Agenda(asyncio.get_running_loop().time, work.health.wait)
-        self._room = asyncio.Semaphore(2 * batch.most)
+        self._agenda: Agenda[Todo] = Agenda(
+            asyncio.get_running_loop().time, work.health.wait, places=2 * batch.most
+        )
         self._out: asyncio.Queue[tuple[Todo, BatchRecord] | None] = asyncio.Queue()
         self._early: dict[int, tuple[Todo, BatchRecord]] = {}  # whose turn has not come
         self._places = self._next = 0
@@ -324,13 +325,15 @@ class BatchRun:
                 continue
             self._next += 1
             if not todo.is_follower:
-                self._room.release()
+                self._agenda.free()
             return record
         if self._error is not None:
             raise self._error
         raise StopAsyncIteration
 
     def _give(self, todo: Todo, record: BatchRecord) -> None:
+        if todo.is_follower:
+            self._agenda.put_aside(-1)
         self._out.put_nowait((todo, record))
 
     def _tell_end(self) -> None:
@@ -386,7 +389,9 @@ class BatchRun:
                 self._batch.skipped += 1
                 continue
             todo.place, self._places = self._places, self._places + 1
-            if not todo.is_follower:
+            if todo.is_follower:
+                self._agenda.put_aside(1)
+            else:
                 todos.append(todo)
         return todos
 
@@ -424,7 +429,6 @@ class BatchRun:
             self._hire()  # as many as the servers bear and as there is work for
         if not todo.is_begun:
             todo.is_begun = True
-            await self._room.acquire()
             if (cap := work.cap(todo, agenda.busy - 1)) is not None:
                 self._batch.stop("cap", f"stopped at {cap}")
                 return

@@ -433,10 +433,11 @@ class BatchRun:
                 self._batch.stop("cap", f"stopped at {cap}")
                 return
         seconds = await work.ask(todo)
+        is_there = work.ends_outage
         if seconds is not None:
             self.look()
             agenda.again(todo, seconds)
-        elif work.ends_outage:
+        if is_there:
             agenda.wake_all()
 
 

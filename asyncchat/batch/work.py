@@ -104,7 +104,7 @@ class Work:
         self._leaders: dict[str, Todo] = {}
         self.clock = asyncio.get_running_loop().time
         self.rand: Callable[[], float] = random.random
-        self.health = Health(self.clock(), options.max_wait)
+        self.health = Health(options.max_wait)
         self.ends_outage = False
         self.give: Callable[[Todo, BatchRecord], None] = lambda _todo, _record: None
 
@@ -196,7 +196,7 @@ class Work:
         todo.sent += 1
         try:
             answer, raw = await self._asker(todo.body, self._key(todo))
-            self.ends_outage = self.health.answered(self.clock())
+            self.ends_outage = self.health.answered(at)
             if self._check is not None:
                 self._check(answer)
         except PoolClosed:
@@ -223,7 +223,7 @@ class Work:
 
     def _judge(self, todo: Todo, error: AsyncChatError, sent_at: float) -> float | None:
         now, kind = self.clock(), kind_of(error)
-        self.health.failed(now, kind, sent_at)
+        self.ends_outage |= self.health.failed(now, kind, sent_at)
         wait = self._wait(todo, kind, error, now)
         status = error.status_code if isinstance(error, APIStatusError) else None
         endpoint = error.endpoint if isinstance(error, APIError) else None
@@ -249,6 +249,8 @@ class Work:
             todo.failed_at = todo.failed_at or now
             todo.held += 1
             if todo.held >= _MOST_HELD:
+                if kind == "not_found" and self.health.has_worked:
+                    return None  # the last ones left, of which nobody else can tell
                 self.health.give_up()
             return _HELD_SECONDS
         if kind == "mismatch":

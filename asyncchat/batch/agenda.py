@@ -161,6 +161,8 @@ class Agenda(Generic[_T]):
         self.busy += 1
         if (self._new and self._places) or (self._again and self._again[0][0] <= now):
             self.wake()
+        elif self._again and self._idle:  # the others have slept past the timer that woke this one
+            self._wake_in(self._again[0][0] - now)
         return task
 
     def free(self) -> None:

@@ -228,7 +228,8 @@ class Journal:
             self.sync()
             with self._rotating:
                 fd, self._fd = self._fd, -1  # not to be closed twice, should there be no next one
-                os.close(fd)
+                if fd >= 0:
+                    os.close(fd)
                 self._begin()
         try:
             done = os.write(self._fd, line)

@@ -12,6 +12,8 @@ from typing import Generic, Protocol, TypeVar
 
 __all__ = ["Agenda"]
 
+_MOST_ASIDE = 10_000
+
 
 class _Sized(Protocol):
     """What takes memory while it waits."""
@@ -28,10 +30,13 @@ class Agenda(Generic[_T]):
     Args:
         clock: seconds on the loop's clock.
         gate: asked before anything is given out: 0, or the seconds for which nothing may be.
+        places: how many new ones are given out at most before `free` is called for some of them. What is due again has its
+            place already, so that those who wait for one never keep it from being done.
     """
 
     __slots__ = (
         "_again",
+        "_aside",
         "_bytes",
         "_clock",
         "_gate",
@@ -39,15 +44,19 @@ class Agenda(Generic[_T]):
         "_is_read",
         "_new",
         "_order",
+        "_places",
         "_room",
         "_timer",
         "busy",
         "is_stopped",
     )
 
-    def __init__(self, clock: Callable[[], float], gate: Callable[[float], float]) -> None:
+    def __init__(
+        self, clock: Callable[[], float], gate: Callable[[float], float], places: int
+    ) -> None:
         self._clock = clock
         self._gate = gate
+        self._places = places
         self._new: deque[_T] = deque()
         self._again: list[tuple[float, int, _T]] = []
         self._order = count()
@@ -57,7 +66,7 @@ class Agenda(Generic[_T]):
         self._is_read = False
         self.is_stopped = False
         self.busy = 0
-        self._bytes = 0
+        self._bytes = self._aside = 0
 
     def __len__(self) -> int:
         return len(self._new) + len(self._again)
@@ -69,7 +78,10 @@ class Agenda(Generic[_T]):
 
     async def room(self, most: int, most_bytes: int) -> None:
         """Wait until fewer than `most` new ones are there, and fewer than `most_bytes` of them."""
-        while (len(self._new) >= most or self._bytes >= most_bytes) and not self.is_stopped:
+        while not self.is_stopped:
+            is_full = len(self._new) >= most or self._bytes >= most_bytes
+            if not is_full and self._aside < _MOST_ASIDE:
+                break
             self._room.clear()
             await self._room.wait()
 
@@ -79,6 +91,11 @@ class Agenda(Generic[_T]):
             self._new.append(task)
             self._bytes += task.size
         self.wake()
+
+    def put_aside(self, number: int) -> None:
+        """Note that so many more were read, or fewer if negative, that are done together with another one."""
+        self._aside += number
+        self._room.set()
 
     def again(self, task: _T, seconds: float) -> None:
         """Give back one that failed, to be done again after some seconds."""
@@ -119,7 +136,8 @@ class Agenda(Generic[_T]):
             if not wait:
                 if self._again and self._again[0][0] <= now:
                     return self._take(heappop(self._again)[2], now)
-                if self._new:
+                if self._new and self._places:
+                    self._places -= 1
                     task = self._new.popleft()
                     self._bytes -= task.size
                     self._room.set()
@@ -131,15 +149,27 @@ class Agenda(Generic[_T]):
             self._idle[turn] = None
             try:
                 await turn
+            except BaseException:
+                if turn.done() and not turn.cancelled():
+                    self.wake()  # it was this one's turn to look, and now it is another's
+                raise
             finally:
                 self._idle.pop(turn, None)
         return None
 
     def _take(self, task: _T, now: float) -> _T:
         self.busy += 1
-        if self._new or (self._again and self._again[0][0] <= now):
+        if (self._new and self._places) or (self._again and self._again[0][0] <= now):
             self.wake()
+        elif self._again and self._idle:  # the others have slept past the timer that woke this one
+            self._wake_in(self._again[0][0] - now)
         return task
+
+    def free(self) -> None:
+        """Give back the place of one that was new."""
+        self._places += 1
+        if self._new:
+            self.wake()
 
     def wake(self) -> None:
         """Let one worker look: it wakes the next one if there is more."""

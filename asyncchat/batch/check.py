@@ -39,6 +39,7 @@ def by_schema(schema: Mapping[str, Any]) -> Check:
     """
     try:
         from jsonschema import exceptions, validators
+        from referencing import Registry
     except ImportError as error:
         raise ImportError(
             'checking answers against a schema needs a package: pip install "asyncchat[schema]"'
@@ -48,15 +49,17 @@ def by_schema(schema: Mapping[str, Any]) -> Check:
         kind.check_schema(schema)
     except exceptions.SchemaError as error:
         raise ValueError(f"schema: {error.message}") from error
-    validator: Any = kind(schema)
+    validator: Any = kind(schema, registry=Registry())  # else it would fetch what a $ref names
 
     def check(answer: Completion) -> None:
         check_whole(answer, "value that fits the schema")
         try:
             value = msgspec.json.decode(answer.text)
+            wrong = exceptions.best_match(validator.iter_errors(value))
         except ValueError as error:
             raise OutputMismatch(f"the answer is no JSON: {error}", partial=answer) from error
-        wrong = exceptions.best_match(validator.iter_errors(value))
+        except RecursionError as error:
+            raise OutputMismatch("the answer is nested too deep", partial=answer) from error
         if wrong is not None:
             raise OutputMismatch(
                 f"the answer does not fit the schema at {wrong.json_path} ({wrong.validator})",

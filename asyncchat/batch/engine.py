@@ -9,16 +9,19 @@ import resource
 import sys
 import time
 from collections.abc import (
+    AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
     Awaitable,
     Callable,
+    Generator,
     Iterable,
     Iterator,
     Mapping,
 )
 from itertools import count, islice
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
@@ -133,9 +136,7 @@ class Batch:
     async def __aenter__(self) -> Self:
         if self._ledger is not None:
             raise RuntimeError("this batch is entered already")
-        self._ledger = await anyio.to_thread.run_sync(
-            lambda: Ledger(self.directory, self.options, shard=self._shard)
-        )
+        self._ledger = await self._open()
         if self.options.concurrency == "auto":
             self._asker.pool.adapt()
         self._meter = Meter(asyncio.get_running_loop().time())
@@ -144,6 +145,29 @@ class Batch:
         await self._tasks.open()
         self._tasks.start(self._tick)
         return self
+
+    async def _open(self) -> Ledger:
+        """Open the records in a thread. Who is cancelled meanwhile leaves no lock behind, however long the thread takes."""
+        made: list[Ledger] = []
+        passing, is_left = Lock(), False
+
+        def work() -> None:
+            ledger = Ledger(self.directory, self.options, shard=self._shard)
+            with passing:
+                if is_left:
+                    ledger.close()
+                else:
+                    made.append(ledger)
+
+        try:
+            await anyio.to_thread.run_sync(work)
+        except BaseException:
+            with passing:
+                is_left = True
+                for ledger in made:
+                    ledger.close()
+            raise
+        return made[0]
 
     async def __aexit__(
         self,
@@ -155,9 +179,9 @@ class Batch:
             await self._tasks.close()
         finally:
             run, self._run = self._run, None
-            if run is not None:
-                run.close()
             with anyio.CancelScope(shield=True):
+                if run is not None:
+                    await run.close()
                 ledger, self._ledger = self._ledger, None
                 if ledger is not None:
                     try:
@@ -326,8 +350,9 @@ class BatchRun:
         self._reader = reader
         self._tasks = tasks
         self._is_ordered = ordered
-        self._agenda: Agenda[Todo] = Agenda(asyncio.get_running_loop().time, work.health.wait)
-        self._room = asyncio.Semaphore(2 * batch.most)
+        self._agenda: Agenda[Todo] = Agenda(
+            asyncio.get_running_loop().time, work.health.wait, places=2 * batch.most
+        )
         self._out: asyncio.Queue[tuple[Todo, BatchRecord] | None] = asyncio.Queue()
         self._early: dict[int, tuple[Todo, BatchRecord]] = {}  # whose turn has not come
         self._places = self._next = 0
@@ -345,6 +370,8 @@ class BatchRun:
 
     async def __anext__(self) -> BatchRecord:
         if not self._is_begun:
+            if not self._tasks.is_open:
+                raise RuntimeError("the records of a batch are read inside `async with`")
             self._is_begun = True
             self._tasks.start(self._read)
             self._hire()
@@ -364,13 +391,15 @@ class BatchRun:
                 continue
             self._next += 1
             if not todo.is_follower:
-                self._room.release()
+                self._agenda.free()
             return record
         if self._error is not None:
             raise self._error
         raise StopAsyncIteration
 
     def _give(self, todo: Todo, record: BatchRecord) -> None:
+        if todo.is_follower:
+            self._agenda.put_aside(-1)
         self._out.put_nowait((todo, record))
 
     def _tell_end(self) -> None:
@@ -381,11 +410,11 @@ class BatchRun:
         """Begin nothing more."""
         self._agenda.stop()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End what reads the inputs, and whoever waits for a record."""
         self._agenda.close()
-        self._reader.close()
         self._tell_end()
+        await self._reader.close()
 
     def look(self) -> None:
         """Once a second: see whether it makes sense to go on."""
@@ -415,6 +444,10 @@ class BatchRun:
             self._error = error
         except Exception as error:  # noqa: BLE001  what reads the records gets it, after those before
             self._error = error
+        except asyncio.CancelledError as error:
+            if is_ours(error):
+                raise
+            self._error = RuntimeError("reading the inputs was cancelled from inside")
         finally:
             agenda.no_more()
 
@@ -426,7 +459,9 @@ class BatchRun:
                 self._batch.skip()
                 continue
             todo.place, self._places = self._places, self._places + 1
-            if not todo.is_follower:
+            if todo.is_follower:
+                self._agenda.put_aside(1)
+            else:
                 todos.append(todo)
         return todos
 
@@ -464,15 +499,15 @@ class BatchRun:
             self._hire()  # as many as the servers bear and as there is work for
         if not todo.is_begun:
             todo.is_begun = True
-            await self._room.acquire()
             if (cap := work.cap(todo, agenda.busy - 1)) is not None:
                 self._batch.stop("cap", f"stopped at {cap}")
                 return
         seconds = await work.ask(todo)
+        is_there = work.ends_outage
         if seconds is not None:
             self.look()
             agenda.again(todo, seconds)
-        elif work.ends_outage:
+        if is_there:
             agenda.wake_all()
 
 
@@ -487,7 +522,7 @@ class _Reader:
     def __init__(
         self,
         more: Callable[[], Awaitable[list[Item | BadItem]]],
-        close: Callable[[], object],
+        close: Callable[[], Awaitable[object]],
     ) -> None:
         self.more = more
         self.close = close
@@ -495,29 +530,60 @@ class _Reader:
 
 def _reader(requests: "Reading | Iterable[Any] | AsyncIterable[Any]", layout: Layout) -> _Reader:
     if isinstance(requests, Reading):
-        reading = requests
-
-        async def read() -> list[Item | BadItem]:
-            return await anyio.to_thread.run_sync(reading.read, abandon_on_cancel=True)
-
-        return _Reader(read, reading.close)
-    numbers = count(1)
+        return _reader_in_thread(requests)
     if isinstance(requests, AsyncIterable):
-        source: AsyncIterator[Any] = aiter(requests)
-
-        async def step() -> list[Item | BadItem]:
-            async for value in source:
-                return [item_of(next(numbers), value, layout)]
-            return []
-
-        return _Reader(step, lambda: None)
+        return _reader_of_async(aiter(requests), layout)
     if isinstance(requests, (str, bytes, Mapping)) or not isinstance(requests, Iterable):
         raise TypeError(
             f"requests is a {type(requests).__name__}: it has to be an iterable of prompts, or open_source(path)."
         )
-    values: Iterator[Any] = iter(requests)
+    return _reader_of(iter(requests), layout)
 
-    async def take() -> list[Item | BadItem]:
-        return [item_of(next(numbers), value, layout) for value in islice(values, _CHUNK)]
 
-    return _Reader(take, lambda: None)
+def _reader_in_thread(reading: Reading) -> _Reader:
+    async def more() -> list[Item | BadItem]:
+        return await anyio.to_thread.run_sync(reading.read, abandon_on_cancel=True)
+
+    async def close() -> None:
+        reading.close()
+
+    return _Reader(more, close)
+
+
+def _reader_of_async(source: AsyncIterator[Any], layout: Layout) -> _Reader:
+    numbers = count(1)
+
+    async def more() -> list[Item | BadItem]:
+        async for value in source:
+            return [item_of(next(numbers), value, layout)]
+        return []
+
+    async def close() -> None:
+        if isinstance(source, AsyncGenerator):  # other iterators are their owner's
+            await source.aclose()
+
+    return _Reader(more, close)
+
+
+def _reader_of(source: Iterator[Any], layout: Layout) -> _Reader:
+    numbers = count(1)
+    failures: list[Exception] = []
+
+    async def more() -> list[Item | BadItem]:
+        if failures:
+            raise failures.pop()
+        made: list[Item | BadItem] = []
+        try:
+            for value in islice(source, _CHUNK):
+                made.append(item_of(next(numbers), value, layout))  # noqa: PERF401  those before a failure count
+        except Exception as error:
+            if not made:
+                raise
+            failures.append(error)
+        return made
+
+    async def close() -> None:
+        if isinstance(source, Generator):
+            source.close()
+
+    return _Reader(more, close)

@@ -231,7 +231,9 @@ class Journal:
         if self._size >= self._largest:
             self.sync()
             with self._rotating:
-                os.close(self._fd)
+                fd, self._fd = self._fd, -1  # not to be closed twice, should there be no next one
+                if fd >= 0:
+                    os.close(fd)
                 self._begin()
         try:
             done = os.write(self._fd, line)

@@ -133,6 +133,7 @@ class Ledger:
             before = self._ids.get(key) or 0
             fingerprint = _fingerprint(outcome.trace.hash)
             is_same = before >> _BITS == fingerprint
+            self.spending.paid(outcome.trace)
             if before and not supersedes(outcome, was_ok=bool(before & _OK), is_same=is_same):
                 continue
             error = outcome.error
@@ -141,7 +142,6 @@ class Ledger:
             self._ids.put(key, now)
             self.known += (now & _RECORDED) - (before & _RECORDED)
             self.failed += _is_failure(now) - _is_failure(before)
-            self.spending.paid(outcome.trace)
             if self._answers is not None and outcome.ok and outcome.trace.reused is None:
                 self._answers.put(hash_of(outcome.trace.hash), _packed(place))
 
@@ -173,7 +173,9 @@ class Ledger:
             JournalError: the note cannot be written.
         """
         before = self._job
-        given = msgspec.to_builtins({**options})
+        given = msgspec.json.decode(
+            _encode(options)
+        )  # as it will be read: a tuple is a list there
         if before is not None and self.known and before.options != given:
             names = sorted(
                 name
@@ -252,6 +254,8 @@ class Ledger:
         assert self._journal is not None
         line = encode_record(key, trace, body=body, request_id=request_id, error=error)
         place = self._journal.append(line)
+        if self._options.fsync == "always":
+            self._journal.sync()
         self.spending.noted(trace, ok=error is None)
         if self._answers is not None and error is None and trace.reused is None:
             self._answers.put(hash_of(trace.hash), _packed(place))
@@ -266,7 +270,12 @@ class Ledger:
         if packed is None:
             return None
         place = Place(packed >> _OFFSET_BITS, packed & (1 << _OFFSET_BITS) - 1)
-        return decode_record(line_at(self._directory, place))
+        try:
+            record = decode_record(line_at(self._directory, place))
+        except ValueError:
+            return None
+        # Of two processes, each may have a file of that number, and 64 bits may be those of another request.
+        return record if record.trace.hash == hash_ else None
 
     def note(self, what: SessionNote | Sample | Attempt) -> None:
         """Note something for the report."""

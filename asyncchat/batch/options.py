@@ -83,7 +83,7 @@ class Share(msgspec.Struct, frozen=True):
         """Whether `part` of `whole` is as much. A share means nothing of the first twenty."""
         if self.is_percent:
             return whole >= _FEWEST and part * 100 >= self.number * whole and part > 0
-        return part >= self.number
+        return part >= max(self.number, 1)
 
 
 _FEWEST = 20

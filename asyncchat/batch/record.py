@@ -26,6 +26,7 @@ from asyncchat.errors import (
     RefusalError,
     StreamCut,
 )
+from asyncchat.protocol.answer import AnswerReader
 from asyncchat.protocol.response import Completion
 
 __all__ = [
@@ -84,7 +85,7 @@ class Trace(msgspec.Struct, omit_defaults=True):
     `n` counts inputs from 1; `hash` is the identity of the request; `attempts` counts requests that were sent, `refused` those
     among them that were only told to come back later; `t_queue` is until the first was sent, `t_first` from the last one to the first token, `t_itl`
     the mean time between tokens, `t_total` from taking the input up to the record. `tokens` are prompt, completion and cached
-    ones as the server counted, None where it did not. `reused` names the input whose answer this is, where the same was asked before.
+    ones as the server counted, those of answers that were not good enough included, None where it did not. `reused` names the input whose answer this is, where the same was asked before.
     """
 
     n: int
@@ -186,6 +187,7 @@ class _Line(msgspec.Struct):
 
 _encode = msgspec.json.Encoder().encode
 _decode_line = msgspec.json.Decoder(_Line).decode
+_decode_completion = msgspec.json.Decoder(Completion).decode
 _decode_trace = msgspec.json.Decoder(Trace).decode
 _decode_id = msgspec.json.Decoder(str).decode
 _decode_error = msgspec.json.Decoder(BatchError).decode
@@ -252,14 +254,26 @@ def decode_record(line: bytes) -> BatchRecord:
 
     Raises:
         ValueError: it is no line of ours.
+        AsyncChatError: its answer is none.
     """
     found = _decode_line(line)
     if found.x is None:
         raise ValueError("not a record")
     completion = None
     if found.response is not None:
-        completion = msgspec.json.decode(found.response.body, type=Completion)
+        completion = _answer_in(found.response.body)
     return BatchRecord(found.custom_id, found.x, completion, found.error)
+
+
+def _answer_in(body: msgspec.Raw) -> Completion:
+    """Read an answer as the client did: it may be as the server sent it, with fields and types of its own."""
+    try:
+        return _decode_completion(body)
+    except msgspec.ValidationError:
+        found = msgspec.json.decode(body)
+        choices = found.get("choices") if isinstance(found, dict) else None
+        reader = AnswerReader(len(choices) if isinstance(choices, list) else 1, events=False)
+        return reader.read_whole(bytes(body))
 
 
 def kind_of(error: BaseException) -> Kind:

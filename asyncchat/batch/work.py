@@ -65,6 +65,8 @@ class Todo:
         "sent",
         "since",
         "size",
+        "tokens",
+        "unfit",
     )
 
     def __init__(self, n: int, key: str, body: dict[str, Any], hash_: str, size: int) -> None:
@@ -78,6 +80,8 @@ class Todo:
         self.is_begun = self.is_follower = False
         self.followers: list[Todo] = []  # which ask the same
         self.sent = self.attempts = self.refused = self.repairs = self.held = 0
+        self.unfit = 0  # answers that were not good enough
+        self.tokens: tuple[int, int, int] | None = None  # of all its answers
         self.since = self.failed_at = 0.0
 
 
@@ -108,7 +112,7 @@ class Work:
         self._leaders: dict[str, Todo] = {}
         self.clock = asyncio.get_running_loop().time
         self.rand: Callable[[], float] = random.random
-        self.health = Health(self.clock(), options.max_wait)
+        self.health = Health(options.max_wait)
         self.ends_outage = False
         self.give: Callable[[Todo, BatchRecord], None] = lambda _todo, _record: None
 
@@ -148,7 +152,9 @@ class Work:
                 todo = Todo(item.n, item.key, body, identity(whole), len(whole))
         standing = self._ledger.standing(todo.key, todo.hash)
         if standing == "twice":
-            todo.key = self._ledger.name_for_double(item.key)
+            while standing == "twice":  # another one may be called that already
+                todo.key = self._ledger.name_for_double(item.key)
+                standing = self._ledger.standing(todo.key, "")
             todo.body, todo.hash, todo.size = {}, "", 0
             todo.bad = BadItem(
                 item.n,
@@ -156,7 +162,6 @@ class Work:
                 "duplicate_id",
                 f"another input before it is called {item.key!r} too",
             )
-            standing = self._ledger.standing(todo.key, "")
         if standing == "changed":
             if self._options.on_change == "error":
                 raise JournalMismatch(
@@ -200,8 +205,9 @@ class Work:
         todo.sent += 1
         try:
             answer, raw = await self._asker(todo.body, self._key(todo))
-            self.ends_outage = self.health.answered(self.clock())
-            if self._check is not None:
+            self.ends_outage = self.health.answered(at)
+            is_wanted = answer.finish_reason not in self._options.retry_finish
+            if self._check is not None and is_wanted:
                 self._check(answer)
         except PoolClosed:
             raise
@@ -211,23 +217,32 @@ class Work:
             todo.sent -= 1
             self._fail(todo, BatchError("bad_request", printable(str(error))))
             return None
-        if answer.finish_reason in self._options.retry_finish:
-            wait = self._again(todo)
-            if wait is None:
-                message = f"the answer ended with {answer.finish_reason!r} each time"
-                self._fail(todo, BatchError("length", message, text=answer.text))
-            return wait
-        self._answer(todo, answer, raw)
-        return None
+        _count(todo, answer)
+        if is_wanted:
+            self._answer(todo, answer, raw)
+            return None
+        todo.unfit += 1
+        wait = self._again(todo)
+        if wait is None:
+            reason = answer.finish_reason
+            code: Kind = "content_filter" if reason == "content_filter" else "length"
+            message = f"the answer ended with {reason!r} each time"
+            self._fail(todo, BatchError(code, message, text=answer.text or None))
+        return wait
 
     def _key(self, todo: Todo) -> str:
-        """Return an idempotency key: the same for the same input of the same job, in each run."""
-        name = f"{self._ledger.job.id}/{todo.key}/{todo.hash}/{todo.repairs}"
+        """Return an idempotency key: the same for the same input of the same job, in each run.
+
+        After an answer that was not good enough it is another one, or a server that knows the header would repeat it.
+        """
+        name = f"{self._ledger.job.id}/{todo.key}/{todo.hash}/{todo.unfit}"
         return blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
     def _judge(self, todo: Todo, error: AsyncChatError, sent_at: float) -> float | None:
         now, kind = self.clock(), kind_of(error)
-        self.health.failed(now, kind, sent_at)
+        if error.partial is not None:
+            _count(todo, error.partial)
+        self.ends_outage |= self.health.failed(now, kind, sent_at)
         wait = self._wait(todo, kind, error, now)
         if kind == "rate_limit":
             self._meter.refused(now)
@@ -251,19 +266,24 @@ class Work:
             todo.refused += 1
             return _REFUSED_SECONDS
         if kind in _HELD:
-            # Whose fault it is shows by what becomes of the others.
-            if todo.held and self.health.worked_since(todo.failed_at):
-                return None
-            todo.failed_at = todo.failed_at or now
-            todo.held += 1
-            if todo.held >= _MOST_HELD:
-                self.health.give_up()
-            return _HELD_SECONDS
+            return self._hold(todo, kind, now)
         if kind == "mismatch":
             return self._repair(todo, error)
         if error.retryable or (kind in _RETRYABLE and kind != "server"):
             return self._again(todo, error.retry_after)
         return None
+
+    def _hold(self, todo: Todo, kind: Kind, now: float) -> float | None:
+        """Let others show whose fault it is: what is refused while they are answered is to blame itself."""
+        if todo.held and self.health.worked_since(todo.failed_at):
+            return None
+        todo.failed_at = todo.failed_at or now
+        todo.held += 1
+        if todo.held >= _MOST_HELD:
+            if kind == "not_found" and self.health.has_worked:
+                return None  # one of the last, and there are no others
+            self.health.give_up()
+        return _HELD_SECONDS
 
     def _again(self, todo: Todo, asked: float | None = None) -> float | None:
         if not self.health.is_out:  # in an outage no input is to blame
@@ -278,6 +298,7 @@ class Work:
         if todo.repairs >= self._options.repairs:
             return None
         todo.repairs += 1
+        todo.unfit += 1
         said = "" if error.partial is None else error.partial.text
         todo.body = {
             **todo.body,
@@ -299,9 +320,12 @@ class Work:
         trace.endpoint = endpoint
         if todo.since:
             trace.t_total = round(self.clock() - todo.since, 4)
+        trace.tokens = todo.tokens
+        if todo.tokens is not None and self._options.price is not None:
+            trace.cost = round(self._options.price.cost(todo.tokens), 8)
         if answer is None:
             return trace
-        timing, usage = answer.timing, answer.usage
+        timing = answer.timing
         if timing is not None:
             trace.endpoint = timing.endpoint
             queued = (trace.t_total or 0.0) - timing.total + timing.waited
@@ -310,12 +334,6 @@ class Work:
                 trace.t_first = round(timing.ttft - timing.waited, 4)
             if timing.itl is not None:
                 trace.t_itl = round(timing.itl, 5)
-        if usage is not None and usage.prompt_tokens is not None:
-            details = usage.prompt_tokens_details
-            cached = 0 if details is None else details.cached_tokens or 0
-            trace.tokens = (usage.prompt_tokens, usage.completion_tokens or 0, cached)
-            if self._options.price is not None:
-                trace.cost = round(self._options.price.cost(trace.tokens), 8)
         return trace
 
     def _answer(self, todo: Todo, answer: Completion, raw: bytes) -> None:
@@ -354,6 +372,21 @@ class Work:
             del self._leaders[todo.hash]
         followers, todo.followers = todo.followers, []
         return followers
+
+
+def _count(todo: Todo, answer: Completion) -> None:
+    """Add the tokens of an answer: it is paid for, whether it is of use or not."""
+    usage = answer.usage
+    if usage is None or usage.prompt_tokens is None:
+        return
+    details = usage.prompt_tokens_details
+    cached = 0 if details is None else details.cached_tokens or 0
+    before = todo.tokens or (0, 0, 0)
+    todo.tokens = (
+        before[0] + usage.prompt_tokens,
+        before[1] + (usage.completion_tokens or 0),
+        before[2] + cached,
+    )
 
 
 def _line_of(answer: Completion, raw: bytes) -> bytes:

@@ -279,7 +279,7 @@ class AsyncChat:
             stream=stream,
             timeout=Timeout.of(timeout, BatchOptions().timeout),
             retries=retries,
-            retry_finish=tuple(retry_finish),
+            retry_finish=(retry_finish,) if isinstance(retry_finish, str) else tuple(retry_finish),
             retry_errors=kinds_of(retry_errors),
             on_change=on_change,
             dedupe=dedupe,

@@ -183,6 +183,12 @@ class Asker:
         self._system = system
         model = {} if mine.model is None else {"model": mine.model}
         given = {name: value for name, value in fields.items() if value is not None}
+        if "tools" in given:  # as they are sent: what is recorded has to know them again
+            asked = ChatRequest("?", {"tools": given["tools"]}, needs_model=False)
+            dialect = next(iter(core.dialects)) if len(core.dialects) == 1 else "strict"
+            given["tools"] = msgspec.json.decode(asked.encode(stream=False, dialect=dialect))[
+                "tools"
+            ]
         self._fields = {**model, **given}
         self._call = Call(timeout, _ONCE, mine.headers, mine.query, is_patient=True)
 

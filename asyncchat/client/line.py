@@ -258,8 +258,8 @@ class Line:
         Without `again`, a place where the request has been already is none.
         """
         if self._is_full:
-            if self._leasehold is not None and not self.in_flight:
-                self._leasehold.on_short()  # no end of another request will help
+            if self._leasehold is not None:
+                self._leasehold.on_short()
             return None
         at = self.clock()
         if self._bounds is not None:

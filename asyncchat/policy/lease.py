@@ -22,6 +22,7 @@ LEASE_SECONDS = 5.0
 _RENEWAL_SECONDS = 1.0
 _SOONEST_SECONDS = 0.1
 _CHUNK_SECONDS = 1.0  # of a limit, given out at once
+_FEWEST = 16.0  # starts that one who is held up asks for at least
 _ROUNDING = 1e-6
 _TOLD_SECONDS = 0.05  # a pause that ends so soon after the one that was told is the same
 _TOKENS, _SLOTS = 1, 2  # places in amounts
@@ -177,6 +178,13 @@ class Leases:
         tenant.lease = self._write(tenant, now, renewal, given)
         return tenant.lease
 
+    def end(self, worker: str, now: float) -> None:
+        """Note that a worker has died, where that is certain: its slots come back before its lease ends."""
+        self._forget(now)
+        if worker in self._alive:
+            self._alive[worker].until = now
+            self._bury(worker)
+
     # ------------------------------------------------------------------------------------ counting
 
     def _forget(self, now: float) -> None:
@@ -184,19 +192,21 @@ class Leases:
             worker, tenant = next(iter(self._alive.items()))
             if tenant.until > now:
                 break
-            del self._alive[worker]
-            self._mark(tenant, is_busy=False, lacks_slots=False)
-            self._denied.pop(worker, None)
-            self._drop(tenant)
-            tenant.counted[_SLOTS] = 0.0
-            tenant.until += WINDOW_SECONDS  # for so long what it may have spent counts
-            self._add(tenant)
-            self._gone[worker] = tenant
+            self._bury(worker)
         while self._gone:
             worker, tenant = next(iter(self._gone.items()))
             if tenant.until > now:
                 break
             self._drop(self._gone.pop(worker))
+
+    def _bury(self, worker: str) -> None:
+        """Take back the slots of one that starts nothing any more; what it may have spent counts for a minute."""
+        tenant = self._gone[worker] = self._alive.pop(worker)
+        self._mark(tenant, is_busy=False, lacks_slots=False)
+        self._denied.pop(worker, None)
+        self._counted[_SLOTS] -= tenant.counted[_SLOTS]
+        tenant.counted[_SLOTS] = 0.0
+        tenant.until += WINDOW_SECONDS
 
     def _add(self, tenant: _Tenant) -> None:
         for kind, amount in enumerate(tenant.counted):
@@ -297,6 +307,7 @@ class Leasehold:
     __slots__ = (
         "_asked_at",
         "_denied",
+        "_has",
         "_holder",
         "_lanes",
         "_left",
@@ -325,7 +336,8 @@ class Leasehold:
         self._requests, self._tokens = Window(inf), Window(inf)
         self._left: tuple[float | None, float | None] = (0.0, 0.0)
         self._spent = (0.0, 0.0)  # since the last renewal
-        self._denied = 0  # renewals in a row that nothing could be started after
+        self._has = 0.0  # of everything, at the last renewal
+        self._denied = 0  # renewals in a row that brought nothing
         self._needs: float | None = None  # tokens of the first that could not start
         self._told: dict[int, float] = {}
 
@@ -386,12 +398,15 @@ class Leasehold:
         used = Amounts(self._requests.used(now), self._tokens.used(now), in_flight)
         spent, spent_tokens = self._spent
         self._spent = 0.0, 0.0
-        self._denied = 0 if spent else self._denied + 1
-        at_once = waiting + spent
+        most = inf if self.slots is None else self.slots
+        is_full = waiting > 0 and in_flight >= most
+        is_stuck = is_full and not in_flight
+        # Who is held up by a lease shows only the first of those that would come.
+        rush = max(waiting + spent, in_flight, _FEWEST)
+        starts = rush if self._needs is not None or is_full else spent
         size = spent_tokens / spent if spent else (self._needs or 0.0)
+        slots = 0.0 if self.slots is None else max(min(self.slots - in_flight, starts), 0.0)
         least, kept = Amounts(), Amounts()
-        is_stuck = waiting > 0 and not in_flight and self.slots is not None and self.slots < 1
-        slots = 0.0 if self.slots is None else min(max(self.slots - in_flight, 0.0), at_once)
         if self._needs is not None or is_stuck:
             # What is too little for the first in line is of more use to others.
             least = Amounts(1.0, self._needs or size, float(is_stuck))
@@ -399,8 +414,8 @@ class Leasehold:
         elif now < self.ends:
             requests, tokens = self._left
             kept = Amounts(
-                0.0 if requests is None else min(requests, at_once),
-                0.0 if tokens is None else min(tokens, at_once * size),
+                0.0 if requests is None else min(requests, starts),
+                0.0 if tokens is None else min(tokens, starts * size),
                 slots,
             )
         self._left = (
@@ -408,7 +423,8 @@ class Leasehold:
             None if self._left[1] is None else kept.tokens,
         )
         self.slots = None if self.slots is None else in_flight + kept.slots
-        want = (at_once, max(at_once * size, least.tokens), at_once)
+        self._has = kept.requests + kept.tokens + (self.slots or 0.0)
+        want = (starts, max(starts * size, least.tokens), starts)
         return Renewal(
             self._holder,
             self._number,
@@ -426,6 +442,8 @@ class Leasehold:
         if lease.holder != self._holder:
             self._holder = lease.holder
             return False
+        got = (lease.requests or 0.0) + (lease.tokens or 0.0) + (lease.slots or 0.0)
+        self._denied = 0 if got > self._has else self._denied + 1
         requests, tokens = self._spent
         self._left = (
             None if lease.requests is None else lease.requests - requests,

@@ -34,9 +34,9 @@ class Net(NamedTuple):
 class Job:
     """A holder that may die and be replaced, workers that may die too, and what a server saw of them."""
 
-    def __init__(self, seed: int, net: Net = Net(), **limits: float) -> None:
+    def __init__(self, seed: int, net: Net | None = None, **limits: float) -> None:
         self.world = World(seed)
-        self.net = net
+        self.net = net or Net()
         self.limits = limits
         self.arrivals: list[tuple[float, int]] = []
         self.in_flight = self.most_in_flight = 0
@@ -108,6 +108,7 @@ class Worker:
         self._latency = latency
         self._slots = slots
         self._timer = 0
+        self._asks_at = float("inf")
         self._ask_in(0.0)
 
     def wants(self, *sizes: int) -> None:
@@ -133,8 +134,7 @@ class Worker:
         while self.waiting and not self.is_dead:
             slots = self.leasehold.slots
             if self.in_flight >= (self._slots if slots is None else min(slots, self._slots)):
-                if not self.in_flight:
-                    self.leasehold.on_short()
+                self.leasehold.on_short()
                 break
             ask = Ask(None, partial(_size, self.waiting[0]))
             if self.leasehold.wait(world.now, ask) or self.lane.wait(world.now, ask):
@@ -162,12 +162,16 @@ class Worker:
         self._ask_in(self.leasehold.due(is_short=True) - self.job.world.now)
 
     def _ask_in(self, seconds: float) -> None:
-        self._timer += 1
-        self.job.world.after(max(seconds, 0.0), partial(self._ask, self._timer))
+        at = self.job.world.now + max(seconds, 0.0)
+        if not self._asks_at <= at:
+            self._asks_at = at
+            self._timer += 1
+            self.job.world.after(at - self.job.world.now, partial(self._ask, self._timer))
 
     def _ask(self, number: int) -> None:
         if number == self._timer and not self.is_dead:
             now = self.job.world.now
+            self._asks_at = float("inf")
             renewal = self.leasehold.renewal(now, len(self.waiting), self.in_flight)
             self._ask_in(self.leasehold.due(is_short=False) - now)
             self.job.ask(self, renewal)
@@ -311,14 +315,14 @@ def test_busy_worker_gets_what_idle_ones_leave() -> None:
 
 
 def test_two_busy_workers_get_about_the_same() -> None:
-    job = Job(5, Net(0.05), rpm=600, in_flight=60)
+    job = Job(5, Net(0.05), rpm=300, in_flight=60)
     first, second = job.worker(), job.worker()
-    first.keeps_wanting(0.01, lambda: 1)
+    first.keeps_wanting(0.03, lambda: 1)
     job.world.run(30)
-    second.keeps_wanting(0.01, lambda: 1)
-    job.world.run(300)
+    second.keeps_wanting(0.03, lambda: 1)
+    job.world.run(200)
     before = first.sent, second.sent
-    job.world.run(900)
+    job.world.run(500)
     one, other = first.sent - before[0], second.sent - before[1]
     assert 0.5 <= one / other <= 2
 
@@ -383,6 +387,20 @@ def test_slots_of_a_dead_worker_come_back_when_its_lease_ends() -> None:
     assert other.in_flight == 10
 
 
+def test_slots_of_one_that_is_known_to_be_dead_come_back_at_once() -> None:
+    leases = Leases("h", rpm=10, in_flight=4)
+    leases.lease("w", 0, Renewal("h", 1, want=Amounts(4, 0, 4)))
+    leases.end("w", 1)
+    leases.end("nobody", 1)
+    lease = leases.lease("x", 2, Renewal("h", 1, want=Amounts(50, 0, 50), least=Amounts(4, 0, 4)))
+    assert lease.slots == 4
+    assert lease.requests == 4  # of the ten; what the dead one had counts
+    more = leases.lease("x", 61.9, Renewal("h", 2, want=Amounts(50), least=Amounts(10)))
+    assert more.requests == 0
+    more = leases.lease("x", 62, Renewal("h", 3, want=Amounts(50), least=Amounts(10)))
+    assert more.requests == 10
+
+
 def test_what_a_dead_worker_may_have_spent_counts_for_a_minute_after_its_lease() -> None:
     job = Job(11, rpm=10)
     dead, other = job.worker(), job.worker()
@@ -430,7 +448,9 @@ def test_new_holder_gives_out_what_workers_bring_and_after_a_minute_all() -> Non
     job.lose_holder(1.0)
     job.world.run(324)
     assert job.requests <= 600
-    assert job.sent_between(202, 324) >= 0.9 * 1200  # all three went on: nothing was lost with the holder
+    assert (
+        job.sent_between(202, 324) >= 0.9 * 1200
+    )  # all three went on: nothing was lost with the holder
 
 
 def test_new_holder_gives_nothing_to_those_who_bring_nothing() -> None:

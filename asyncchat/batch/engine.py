@@ -30,9 +30,11 @@ from asyncchat.batch.agenda import Agenda
 from asyncchat.batch.check import Check
 from asyncchat.batch.item import BadItem, Item, Layout, item_of
 from asyncchat.batch.job import report_of
+from asyncchat.batch.journal import JobLock
+from asyncchat.batch.leased import Holder, LeaseKeeper
 from asyncchat.batch.ledger import Differences, Ledger
 from asyncchat.batch.meter import BatchProgress, Meter
-from asyncchat.batch.options import BatchOptions
+from asyncchat.batch.options import BatchOptions, Spending
 from asyncchat.batch.record import BatchRecord, Sample, SessionNote
 from asyncchat.batch.report import Report
 from asyncchat.batch.work import Todo, Work
@@ -110,6 +112,8 @@ class Batch:
         self._ledger: Ledger | None = None
         self._run: BatchRun | None = None
         self._meter = Meter(0.0)
+        self._keeper: LeaseKeeper | None = None
+        self._holder: Holder | None = None
         self._started = self._cpu = 0.0
 
     def __repr__(self) -> str:
@@ -143,6 +147,9 @@ class Batch:
         self._ledger.note(SessionNote(self._started))
         await self._tasks.open()
         self._tasks.start(self._tick)
+        if self._holder is not None:
+            self._keeper = LeaseKeeper(self._asker.pool, self._holder)
+            self._tasks.start(self._keeper.run)
         return self
 
     async def __aexit__(
@@ -157,6 +164,9 @@ class Batch:
             run, self._run = self._run, None
             if run is not None:
                 run.close()
+            keeper, self._keeper = self._keeper, None
+            if keeper is not None:
+                keeper.close()
             with anyio.CancelScope(shield=True):
                 ledger, self._ledger = self._ledger, None
                 if ledger is not None:
@@ -166,6 +176,37 @@ class Batch:
                             await anyio.to_thread.run_sync(ledger.sync)
                     finally:
                         ledger.close()
+
+    def share(self, holder: Holder) -> None:
+        """Keep within limits that are shared with others, and held by `holder`. To be said before the block begins."""
+        self._holder = holder
+
+    def prepare(
+        self,
+        *,
+        layout: Layout | None = None,
+        about: Mapping[str, Any] | None = None,
+        again: Mapping[str, Any] | None = None,
+    ) -> tuple[JobLock, Spending]:
+        """Make the job ready for others who work on it with shards. Blocks.
+
+        Returns:
+            its lock, to be closed after them, and what it has cost so far.
+
+        Args:
+            layout: as for `run`; theirs has to be the same.
+            about: likewise.
+            again: likewise.
+
+        Raises:
+            JournalLocked, JournalMismatch, JournalError: as when a batch is entered and run.
+        """
+        ledger = Ledger(self.directory, self.options)
+        try:
+            ledger.begin(about or {}, self._answer_options(layout or Layout()), again or {})
+        finally:
+            ledger.close()
+        return JobLock(self.directory), ledger.spending
 
     def _say_goodbye(self, ledger: Ledger, reason: str) -> None:
         largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

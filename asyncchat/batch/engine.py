@@ -28,7 +28,7 @@ import msgspec
 
 from asyncchat.batch.agenda import Agenda
 from asyncchat.batch.check import Check
-from asyncchat.batch.item import BadItem, Item, Layout, item_of
+from asyncchat.batch.item import BadItem, Item, Layout, canonical, identity, item_of
 from asyncchat.batch.job import report_of
 from asyncchat.batch.journal import JobLock
 from asyncchat.batch.leased import Holder, LeaseKeeper
@@ -337,6 +337,14 @@ class Batch:
         )
         self._ledger.compare(whole, found)
         return found
+
+    def identity_of(self, item: Item) -> str:
+        """Return the hash by which an input is known again: of the request with what all have in common.
+
+        Raises:
+            TypeError, ValueError: it cannot be sent.
+        """
+        return identity(canonical(self._asker.complete(item.body)))
 
     def drain(self, message: str = "interrupted") -> None:
         """Begin nothing more; what is in flight is finished, and the run ends after it. Idempotent."""

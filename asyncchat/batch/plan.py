@@ -42,7 +42,7 @@ class EndpointPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     key_header: str = "Authorization"
     query: dict[str, str] | None = None
 
-    def endpoint(self, workers: int) -> Endpoint:
+    def endpoint(self, workers: int, *, with_keys: bool = True) -> Endpoint:
         """Return it with its keys, for one of so many workers.
 
         Raises:
@@ -51,7 +51,7 @@ class EndpointPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         names = [self.api_key_env] if isinstance(self.api_key_env, str) else self.api_key_env or []
         return Endpoint(
             self.url,
-            api_key=[_key(name) for name in names] or None,
+            api_key=[_key(name) for name in names if with_keys] or None,
             model=self.model,
             weight=self.weight,
             rpm=_part(self.rpm, workers),
@@ -107,8 +107,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             holder, rpm=self.rpm, tpm=self.tpm, in_flight=self.in_flight, took_over=took_over
         )
 
-    def client(self, workers: int = 1) -> "AsyncChat":
-        """Return a client for one of so many workers.
+    def client(self, workers: int = 1, *, with_keys: bool = True) -> "AsyncChat":
+        """Return a client for one of so many workers; without keys it is of use only to describe the job.
 
         Raises:
             ValueError: it names no server that can be asked, or no key.
@@ -117,9 +117,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
         limits = Limits(in_flight=self.in_flight)
         if self.endpoints:
-            endpoints = [one.endpoint(workers) for one in self.endpoints]
+            endpoints = [one.endpoint(workers, with_keys=with_keys) for one in self.endpoints]
             return AsyncChat(endpoints=endpoints, model=self.model, limits=limits)
-        key = None if self.api_key_env is None else _key(self.api_key_env)
+        key = None if self.api_key_env is None or not with_keys else _key(self.api_key_env)
         return AsyncChat(base_url=self.base_url, api_key=key, model=self.model, limits=limits)
 
     def open(self, client: "AsyncChat", shard: str = "") -> "Batch":

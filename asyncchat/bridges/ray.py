@@ -32,7 +32,7 @@ from asyncchat.batch.shards import Shards
 from asyncchat.batch.table import hash_of
 from asyncchat.client.tasks import BlockTasks
 from asyncchat.errors import JournalMismatch
-from asyncchat.policy.lease import Lease, Leases, Renewal
+from asyncchat.policy.lease import Lease, Renewal
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
@@ -69,6 +69,7 @@ def run(
     tpm: int | None = None,
     batch_size: int = _BATCH,
     num_cpus: float = _CPUS,
+    placement: Mapping[str, Any] | None = None,
     **options: Any,  # noqa: ANN401  the fields of a request are whatever a server understands
 ) -> "Dataset":
     """Return the answers to a dataset's rows, as a lazy dataset: nothing is sent before it is read or written.
@@ -97,6 +98,7 @@ def run(
         tpm: tokens a minute, of all workers together.
         batch_size: rows that a worker gets at once.
         num_cpus: of a worker; below 1, so that some are left for what reads.
+        placement: other keywords of `map_batches`: `resources`, `label_selector`, `runtime_env`.
         options: other keywords of `client.batch`, and fields of every request. What cannot be JSON cannot be here.
 
     Raises:
@@ -129,9 +131,11 @@ def run(
         fn_constructor_args=(_encode(plan), most, holder),
         batch_size=batch_size,
         batch_format="pyarrow",
-        compute=ray.data.ActorPoolStrategy(min_size=least, max_size=most),
+        compute=ray.data.ActorPoolStrategy(
+            min_size=least, max_size=most, max_concurrent_calls_per_actor=_CALLS
+        ),
         num_cpus=num_cpus,
-        max_concurrency=_CALLS,
+        **(placement or {}),
     )
 
 
@@ -210,18 +214,21 @@ def _start_holder(name: str, plan: Plan, **where: Any) -> Any:  # noqa: ANN401  
     actor = ray.remote(_Holder).options(
         name=name, get_if_exists=True, num_cpus=0, max_restarts=-1, **where
     )
-    return actor.remote(_encode(plan))
+    made = actor.remote(_encode(plan))
+    made.begin.remote()
+    return made
 
 
 class _Holder:
     """The limits of a job. After the death of its node it is made again, and knows nothing of what was lent."""
 
     def __init__(self, plan: bytes) -> None:
-        is_new = _ray().get_runtime_context().was_current_actor_reconstructed is False
-        decoded = msgspec.json.decode(plan, type=Plan)
-        self._leases: Leases = decoded.leases(
-            secrets.token_hex(8), None if is_new else time.monotonic()
-        )
+        self._plan = msgspec.json.decode(plan, type=Plan)
+        self._leases = self._plan.leases(secrets.token_hex(8), time.monotonic())
+
+    async def begin(self) -> None:
+        """Be the first, as only the first is told: whoever takes its place has to mind what was lent before."""
+        self._leases = self._plan.leases(secrets.token_hex(8))
 
     async def lease(self, worker: str, renewal: bytes) -> bytes:
         """Answer a worker."""

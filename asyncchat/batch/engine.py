@@ -20,7 +20,7 @@ from collections.abc import (
 from itertools import count, islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import anyio
 import anyio.to_thread
@@ -42,7 +42,7 @@ from asyncchat.client.core import Asker
 from asyncchat.client.tasks import BlockTasks, is_being_cancelled
 from asyncchat.errors import JournalError, JournalMismatch
 
-__all__ = ["Batch", "BatchRun", "Reading", "Stop"]
+__all__ = ["Batch", "BatchRun", "Prepared", "Reading", "Stop"]
 
 _MOST = 1024  # in flight, where nobody says how many
 _FEWEST_AHEAD = 64
@@ -58,6 +58,14 @@ class Stop(msgspec.Struct, frozen=True):
 
     reason: Reason
     message: str
+
+
+class Prepared(NamedTuple):
+    """A job that others work on: its lock, to be closed after them, what it has cost so far, and what a person should know."""
+
+    lock: JobLock
+    spending: Spending
+    warnings: list[str]
 
 
 @runtime_checkable
@@ -187,11 +195,8 @@ class Batch:
         layout: Layout | None = None,
         about: Mapping[str, Any] | None = None,
         again: Mapping[str, Any] | None = None,
-    ) -> tuple[JobLock, Spending]:
+    ) -> "Prepared":
         """Make the job ready for others who work on it with shards. Blocks.
-
-        Returns:
-            its lock, to be closed after them, and what it has cost so far.
 
         Args:
             layout: as for `run`; theirs has to be the same.
@@ -206,7 +211,7 @@ class Batch:
             ledger.begin(about or {}, self._answer_options(layout or Layout()), again or {})
         finally:
             ledger.close()
-        return JobLock(self.directory), ledger.spending
+        return Prepared(JobLock(self.directory), ledger.spending, ledger.warnings)
 
     def _say_goodbye(self, ledger: Ledger, reason: str) -> None:
         largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

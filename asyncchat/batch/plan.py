@@ -75,7 +75,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         concurrency: requests in flight, of all workers together.
         rpm: requests a minute, of all workers together.
         tpm: tokens a minute, of all workers together.
-        batch: the other keywords of `client.batch`, as JSON; `price` as `"0.15,0.6"`, `timeout` in seconds or by name.
+        batch: the other keywords of `client.batch`, as JSON: `price` and `timeout` as objects.
         layout: how rows become requests.
         source: the file of the inputs, where the workers read it.
         about: what tells this input from another.
@@ -129,8 +129,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             ValueError: an option that cannot be right.
         """
         options = dict(self.batch)
-        if isinstance(price := options.get("price"), str):
-            options["price"] = Price.read(price)
+        if isinstance(price := options.get("price"), dict):
+            options["price"] = Price(**price)
         if isinstance(timeout := options.get("timeout"), dict):
             options["timeout"] = Timeout(**timeout)
         return client.batch(self.job, concurrency=self.concurrency, shard=shard, **options)

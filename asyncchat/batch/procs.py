@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -21,19 +21,20 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from asyncchat.batch.engine import Batch, Stop
-from asyncchat.batch.item import BadItem, Item
-from asyncchat.batch.journal import JobLock
-from asyncchat.batch.options import Spending
-from asyncchat.batch.plan import Plan, part_of
+from asyncchat.batch.engine import Batch, Prepared, Stop
+from asyncchat.batch.meter import BatchProgress
+from asyncchat.batch.part import Part, Standing, Tally
+from asyncchat.batch.plan import Plan
 from asyncchat.batch.record import Outcome
-from asyncchat.batch.source import Source, open_source
+from asyncchat.batch.source import open_source
 from asyncchat.client.tasks import BlockTasks
-from asyncchat.errors import AsyncChatError, JournalError, JournalLocked, JournalMismatch
+from asyncchat.errors import JournalLocked
 from asyncchat.policy.lease import Lease, Renewal
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+    from asyncchat.batch.journal import JobLock
 
 __all__ = ["Processes", "work_for"]
 
@@ -46,24 +47,17 @@ _PROGRAM = "from asyncchat.batch.procs import work_for; work_for(int(__import__(
 
 
 class _Begin(msgspec.Struct, tag="begin", frozen=True):
-    plan: Plan
-    part: int
-    parts: int
-    shard: str
+    part: Part
 
 
 class _End(msgspec.Struct, tag="end", frozen=True):
     """To a child: begin nothing more. From a child: it has ended, and why, where that was not the end of its inputs."""
 
     stop: Stop | None = None
-    warnings: list[str] = []
 
 
-class _Standing(msgspec.Struct, tag="standing", frozen=True):
-    skipped: int
-    in_flight: int
-    limit: int
-    pause: float
+class _Stands(msgspec.Struct, tag="stands", frozen=True):
+    standing: Standing
 
 
 class _Ask(msgspec.Struct, tag="ask", frozen=True):
@@ -80,7 +74,7 @@ class _Done(msgspec.Struct, tag="done", frozen=True):
 
 _encode = msgspec.json.Encoder().encode
 _decode_to_child = msgspec.json.Decoder(_Begin | _Leased | _End).decode
-_decode_to_parent = msgspec.json.Decoder(_Ask | _Done | _Standing | _End).decode
+_decode_to_parent = msgspec.json.Decoder(_Ask | _Done | _Stands | _End).decode
 
 
 class _Child:
@@ -91,7 +85,7 @@ class _Child:
     def __init__(self, part: int) -> None:
         self.part = part
         self.deaths = 0  # in a row, with nothing achieved
-        self.standing = _Standing(0, 0, 0, 0.0)
+        self.standing = Standing()
         self.writer: asyncio.StreamWriter | None = None
 
     def tell(self, what: _Begin | _Leased | _End) -> None:
@@ -131,7 +125,7 @@ class Processes:
         self._leases = plan.leases(secrets.token_hex(8))
         self._tasks = BlockTasks()
         self._lock: JobLock | None = None
-        self._spending: Spending | None = None
+        self._tally: Tally | None = None
         self._pids: set[int] = set()
         self._left = count
         self._send: MemoryObjectSendStream[Outcome]
@@ -149,27 +143,37 @@ class Processes:
         """The processes that run at the moment."""
         return sorted(self._pids)
 
+    @property
+    def _standings(self) -> list[Standing]:
+        return [child.standing for child in self._children]
+
     def load(self) -> tuple[int, int, float]:
         """Return how many requests are in flight, how many may be, and for how many seconds more all have to wait."""
-        standings = [child.standing for child in self._children]
-        in_flight = sum(one.in_flight for one in standings)
-        limit = min(sum(one.limit for one in standings), self._plan.in_flight)
-        return in_flight, limit, min(one.pause for one in standings)
+        assert self._tally is not None
+        return self._tally.load(self._standings)
+
+    def progress(
+        self, *, total: int | None = None, position: float | None = None
+    ) -> BatchProgress:
+        """Return how the batch stands: as `Batch.progress`."""
+        assert self._tally is not None
+        return self._tally.progress(self._standings, total, position)
 
     async def __aenter__(self) -> Self:
         batch = self._plan.open(self._plan.client())
         await anyio.to_thread.run_sync(_check_source, self._plan)
-        self._lock, self._spending = await self._prepared(batch)
+        self._lock, spending, self.warnings = await self._prepared(batch)
+        self._tally = Tally(self._plan, spending, anyio.current_time)
         self._send, self._receive = anyio.create_memory_object_stream[Outcome](_AHEAD)
         await self._tasks.open()
         for child in self._children:
             self._tasks.start(self._look_after, child)
         return self
 
-    async def _prepared(self, batch: Batch) -> tuple[JobLock, Spending]:
+    async def _prepared(self, batch: Batch) -> Prepared:
         plan = self._plan
 
-        def prepare() -> tuple[JobLock, Spending]:
+        def prepare() -> Prepared:
             return batch.prepare(layout=plan.layout, about=plan.about, again=plan.again)
 
         until = anyio.current_time() + _LOCKED_SECONDS
@@ -242,7 +246,7 @@ class Processes:
         self._pids.add(process.pid)
         reader, child.writer = await asyncio.open_connection(sock=ours, limit=_LONGEST_LINE)
         try:
-            child.tell(_Begin(self._plan, child.part, len(self._children), shard))
+            child.tell(_Begin(Part(self._plan, child.part, len(self._children), shard)))
             if self.stopped is not None:
                 child.tell(_End(self.stopped))
             has_ended = False
@@ -252,7 +256,7 @@ class Processes:
             return has_ended
         finally:
             self._leases.end(shard, anyio.current_time())
-            child.standing = _Standing(child.standing.skipped, 0, 0, 0.0)
+            child.standing = Standing(child.standing.skipped, read=child.standing.read)
             child.writer.close()  # which ends it, if it has not ended
             child.writer = None
             with anyio.CancelScope(shield=True):
@@ -270,20 +274,17 @@ class Processes:
             case _Done(outcome):
                 child.deaths = 0
                 await self._count(outcome)
-            case _Standing() as standing:
+            case _Stands(standing):
                 child.standing = standing
-            case _End(stop, warnings):
-                self.warnings += warnings
+            case _End(stop):
                 if stop is not None:
                     self._stop(stop)
                 return True
         return False
 
     async def _count(self, outcome: Outcome) -> None:
-        assert self._spending is not None
-        self._spending.asked()
-        self._spending.noted(outcome.trace, ok=outcome.ok)
-        cap = self._spending.full(self.load()[0])
+        assert self._tally is not None
+        cap = self._tally.noted(outcome, self.load()[0])
         if cap is not None and self.stopped is None:
             self._stop(Stop("cap", f"stopped at {cap}"))
         await self._send.send(outcome)
@@ -315,24 +316,6 @@ def work_for(descriptor: int) -> None:
     anyio.run(_work, socket.socket(fileno=descriptor))
 
 
-class _PartOfSource:
-    """The inputs of one part."""
-
-    def __init__(self, source: Source, part: int, parts: int) -> None:
-        self._source = source
-        self._part = part
-        self._parts = parts
-
-    def read(self) -> list[Item | BadItem]:
-        while items := self._source.read():
-            if mine := [item for item in items if part_of(item, self._parts) == self._part]:
-                return mine
-        return []
-
-    def close(self) -> None:
-        self._source.close()
-
-
 class _Parent:
     """The other end of the socket."""
 
@@ -347,20 +330,20 @@ class _Parent:
         self.tell(_Ask(renewal))
         return await self._lease
 
-    def tell(self, what: _Ask | _Done | _Standing | _End) -> None:
+    def tell(self, what: _Ask | _Done | _Stands | _End) -> None:
         self._writer.write(_encode(what) + b"\n")
 
     async def drain(self) -> None:
         with suppress(ConnectionError):  # whoever listens finds out
             await self._writer.drain()
 
-    async def begin(self) -> _Begin:
+    async def begin(self) -> Part:
         first = _decode_to_child(await self._reader.readline())
         assert isinstance(first, _Begin)
-        return first
+        return first.part
 
-    async def listen(self, on_end: Callable[[Stop], None]) -> None:
-        """Hear what the parent says, until it has ended."""
+    async def listen(self, batches: list[Batch]) -> None:
+        """Hear what the parent says, until it has ended; the batches stop when it says so."""
         with suppress(ConnectionError):
             while line := await self._reader.readline():
                 match _decode_to_child(line):
@@ -368,7 +351,8 @@ class _Parent:
                         if self._lease is not None and not self._lease.done():
                             self._lease.set_result(lease)
                     case _End(stop) if stop is not None:
-                        on_end(stop)
+                        for batch in batches:
+                            batch.stop(stop.reason, stop.message)
                     case _:
                         pass
 
@@ -383,59 +367,28 @@ async def _work(sock: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=sock, limit=_LONGEST_LINE)
     parent = _Parent(reader, writer)
     try:
-        begin = await parent.begin()
-        async with begin.plan.client(begin.parts) as client, anyio.create_task_group() as group:
-            batch = begin.plan.open(client, begin.shard)
-            batch.share(parent.ask)
+        part = await parent.begin()
+        batches: list[Batch] = []
+
+        async def done(outcome: Outcome) -> None:
+            parent.tell(_Done(outcome))
+            await parent.drain()
+
+        async with anyio.create_task_group() as group:
 
             async def listen() -> None:
-                await parent.listen(lambda stop: batch.stop(stop.reason, stop.message))
+                await parent.listen(batches)
                 group.cancel_scope.cancel()  # nobody wants any more of it
 
             group.start_soon(listen)
-            stop = await _run(parent, batch, begin)
-            parent.tell(_End(stop, batch.warnings))
+            stop = await part.work(
+                parent.ask,
+                done,
+                lambda standing: parent.tell(_Stands(standing)),
+                batches.append,
+            )
+            parent.tell(_End(stop))
             await parent.drain()
             group.cancel_scope.cancel()
-    except (JournalError, ValueError) as error:
-        parent.tell(_End(_stop_for(error)))
     finally:
         await parent.close()
-
-
-async def _run(parent: _Parent, batch: Batch, begin: _Begin) -> Stop | None:
-    plan = begin.plan
-    assert plan.source is not None
-    source = await anyio.to_thread.run_sync(open_source, plan.source, plan.layout)
-    part = _PartOfSource(source, begin.part, begin.parts)
-    try:
-        async with batch as job:
-            tasks = BlockTasks()
-
-            def say() -> None:
-                parent.tell(_Standing(job.skipped, *job.load()))
-
-            async def keep_saying() -> None:
-                while True:
-                    say()
-                    await anyio.sleep(0.5)
-
-            await tasks.open()
-            tasks.start(keep_saying)
-            try:
-                run = job.run(part, layout=plan.layout, about=plan.about, again=plan.again)
-                async for record in run:
-                    parent.tell(_Done(Outcome(record.custom_id, record.trace, record.error)))
-                    await parent.drain()
-            finally:
-                await tasks.close()
-            say()
-    except AsyncChatError as error:
-        return _stop_for(error)
-    return batch.stopped
-
-
-def _stop_for(error: Exception) -> Stop:
-    if isinstance(error, JournalMismatch):
-        return Stop("mismatch", str(error))
-    return Stop("journal" if isinstance(error, JournalError) else "endpoint", str(error))

@@ -10,25 +10,27 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import anyio
 import anyio.from_thread
 import anyio.to_thread
 import msgspec
 
-from asyncchat.batch.engine import Batch, Stop
+from asyncchat.batch.engine import Batch, Prepared, Stop
 from asyncchat.batch.item import BadItem, Item, Layout, item_of
-from asyncchat.batch.journal import JobLock
+from asyncchat.batch.meter import BatchProgress
+from asyncchat.batch.part import Part, Standing, Tally
 from asyncchat.batch.plan import EndpointPlan, Plan
-from asyncchat.batch.record import BatchError, BatchRecord, Trace
+from asyncchat.batch.record import BatchError, BatchRecord, Outcome, Trace
 from asyncchat.batch.shards import Shards
+from asyncchat.batch.source import open_source
 from asyncchat.batch.table import hash_of
 from asyncchat.client.tasks import BlockTasks
 from asyncchat.errors import JournalMismatch
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from pyarrow import Table
     from ray.data import Dataset
 
-__all__ = ["run"]
+__all__ = ["RayProcesses", "run"]
 
 _BATCH = 256
 _CALLS = (
@@ -47,6 +49,7 @@ _CALLS = (
 )
 _CPUS = 0.5
 _FAREWELL_SECONDS = 5.0
+_LOOK_SECONDS = 0.25
 
 _encode = msgspec.json.Encoder().encode
 
@@ -175,12 +178,11 @@ def _plan(journal: str, *, batch: dict[str, Any], **given: Any) -> Plan:  # noqa
 # ------------------------------------------------------------------------------------------ limits
 
 
-class _Held:
+class _Held(NamedTuple):
     """What a driver holds of a job, until it ends."""
 
-    def __init__(self, lock: JobLock, actor: object) -> None:
-        self.lock = lock
-        self.actor = actor
+    prepared: Prepared
+    actor: Any
 
 
 _HELD: dict[str, _Held] = {}
@@ -188,18 +190,22 @@ _HELD: dict[str, _Held] = {}
 
 def _hold(plan: Plan) -> str:
     """Lock a job, make the actor that holds its limits, and return its name."""
-    before = _HELD.pop(plan.job, None)
-    if before is not None:
-        before.lock.close()
+    _let_go(plan.job)
     batch = plan.open(plan.client(with_keys=False))
-    lock, _ = batch.prepare(layout=plan.layout, about=plan.about, again=plan.again)
+    prepared = batch.prepare(layout=plan.layout, about=plan.about, again=plan.again)
     name = f"asyncchat-{secrets.token_hex(8)}"
     try:
-        _HELD[plan.job] = _Held(lock, _start_holder(name, plan))
+        _HELD[plan.job] = _Held(prepared, _start_holder(name, plan))
     except BaseException:
-        lock.close()
+        prepared.lock.close()
         raise
     return name
+
+
+def _let_go(job: str) -> None:
+    held = _HELD.pop(job, None)
+    if held is not None:
+        held.prepared.lock.close()
 
 
 def _start_holder(name: str, plan: Plan, **where: Any) -> Any:  # noqa: ANN401  actors have no types
@@ -225,15 +231,26 @@ class _Holder:
     def __init__(self, plan: bytes) -> None:
         self._plan = msgspec.json.decode(plan, type=Plan)
         self._leases = self._plan.leases(secrets.token_hex(8), time.monotonic())
+        self._standings: dict[str, bytes] = {}
+        self._stop: bytes | None = None
 
     async def begin(self) -> None:
         """Be the first, as only the first is told: whoever takes its place has to mind what was lent before."""
         self._leases = self._plan.leases(secrets.token_hex(8))
 
-    async def lease(self, worker: str, renewal: bytes) -> bytes:
-        """Answer a worker."""
+    async def lease(
+        self, worker: str, renewal: bytes, standing: bytes = b""
+    ) -> tuple[bytes, bytes | None]:
+        """Answer a worker, and tell it to stop if it should."""
         asked = msgspec.json.decode(renewal, type=Renewal)
-        return _encode(self._leases.lease(worker, time.monotonic(), asked))
+        if standing:
+            self._standings[worker] = standing
+        return _encode(self._leases.lease(worker, time.monotonic(), asked)), self._stop
+
+    async def standings(self, stop: bytes | None = None) -> dict[str, bytes]:
+        """Tell the driver how the workers stand; from now on tell them to stop, if it says so."""
+        self._stop = self._stop or stop
+        return self._standings
 
 
 # ----------------------------------------------------------------------------------------- workers
@@ -249,7 +266,7 @@ class _Worker:
 
         async def ask(renewal: Renewal) -> Lease | None:
             try:
-                lease = await actor.lease.remote(life, _encode(renewal))
+                lease, _ = await actor.lease.remote(life, _encode(renewal))
             except ray.exceptions.RayError:  # it is being made again
                 return None
             return msgspec.json.decode(lease, type=Lease)
@@ -469,3 +486,168 @@ def _row(record: BatchRecord) -> dict[str, Any]:
         "t_first": trace.t_first,
         "t_total": trace.t_total,
     }
+
+
+# --------------------------------------------------------------------------- a file, as a command does
+
+
+class RayProcesses:
+    """The outcomes of a batch whose workers Ray places: as `batch.procs.Processes`, on many machines.
+
+    `plan.source` and `plan.job` are paths that all nodes see. Each worker has a part of the inputs; what a node that dies had is
+    taken up by another one. Outcomes are read in the shards, so they come as soon as a node's writes are seen here.
+
+    Args:
+        plan: what the workers do.
+        count: of workers.
+        address: of a cluster, as for `ray.init`; None starts one on this machine. A Ray that is initialized is taken as it is.
+        num_cpus: of a worker.
+    """
+
+    def __init__(
+        self, plan: Plan, count: int, *, address: str | None = "auto", num_cpus: float = _CPUS
+    ) -> None:
+        if plan.source is None or plan.source == "-":
+            raise ValueError("the workers read the inputs each for itself: name a file.")
+        if count < 1:
+            raise ValueError(f"count={count!r}: it is a whole number from 1 up.")
+        self._plan = msgspec.structs.replace(
+            plan,
+            job=str(Path(plan.job).absolute()),
+            source=str(Path(plan.source).absolute()),
+        )
+        self._count = count
+        self._address = address
+        self._num_cpus = num_cpus
+        self._ray = _ray()
+        self._is_ours = False
+        self._refs: list[Any] = []
+        self._shards = Shards(Path(self._plan.job))
+        self._standings: list[Standing] = []
+        self._tally: Tally | None = None
+        self.stopped: Stop | None = None
+        self.warnings: list[str] = []
+
+    @property
+    def skipped(self) -> int:
+        """Inputs that had a record already."""
+        return sum(one.skipped for one in self._standings)
+
+    def load(self) -> tuple[int, int, float]:
+        """Return how many requests are in flight, how many may be, and for how many seconds more all have to wait."""
+        assert self._tally is not None
+        return self._tally.load(self._standings)
+
+    def progress(
+        self, *, total: int | None = None, position: float | None = None
+    ) -> BatchProgress:
+        """Return how the batch stands: as `Batch.progress`."""
+        assert self._tally is not None
+        return self._tally.progress(self._standings, total, position)
+
+    def drain(self, message: str = "interrupted") -> None:
+        """Begin nothing more; what is in flight is finished. Idempotent."""
+        self.stopped = self.stopped or Stop("interrupted", message)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await anyio.to_thread.run_sync(self._begin)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def _begin(self) -> None:
+        ray, plan = self._ray, self._plan
+        assert plan.source is not None
+        open_source(plan.source, plan.layout).close()
+        if not ray.is_initialized():
+            ray.init(address=self._address, log_to_driver=False)
+            self._is_ours = True
+        name = _hold(plan)
+        prepared = _HELD[plan.job].prepared
+        self.warnings += prepared.warnings
+        self._tally = Tally(plan, prepared.spending, time.monotonic)
+        for _ in self._shards.catch_up():
+            pass
+        task = ray.remote(_work_part).options(
+            num_cpus=self._num_cpus, max_retries=-1, scheduling_strategy="SPREAD"
+        )
+        encoded = _encode(plan)
+        self._refs = [task.remote(encoded, part, self._count, name) for part in range(self._count)]
+
+    async def __aexit__(self, *error: object) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._end)
+
+    def _end(self) -> None:
+        for ref in self._refs:
+            self._ray.cancel(ref, force=True)
+        _let_go(self._plan.job)
+        if self._is_ours:
+            self._is_ours = False
+            self._ray.shutdown()
+
+    async def __aiter__(self) -> AsyncIterator[Outcome]:
+        assert self._tally is not None
+        is_over = False
+        while not is_over:
+            # What is over before the shards are read is in them.
+            is_over = await anyio.to_thread.run_sync(self._look)
+            outcomes = await anyio.to_thread.run_sync(lambda: list(self._shards.catch_up()))
+            for outcome in outcomes:
+                cap = self._tally.noted(outcome, self.load()[0])
+                if cap is not None:
+                    self.stopped = self.stopped or Stop("cap", f"stopped at {cap}")
+                yield outcome
+
+    def _look(self) -> bool:
+        """Hear of the holder and of the workers, for a moment; return whether all have ended."""
+        ray = self._ray
+        done, self._refs = ray.wait(self._refs, num_returns=len(self._refs), timeout=_LOOK_SECONDS)
+        for ref in done:
+            try:
+                stop = msgspec.json.decode(ray.get(ref), type=Stop | None)
+            except ray.exceptions.RayError as error:
+                stop = Stop("endpoint", f"a worker has failed: {type(error).__name__}")
+            self.stopped = self.stopped or stop
+        said = None if self.stopped is None else _encode(self.stopped)
+        with suppress(ray.exceptions.RayError):  # it is being made again
+            asked = _HELD[self._plan.job].actor.standings.remote(said)
+            standings: dict[str, bytes] = ray.get(asked, timeout=_LOOK_SECONDS)
+            self._standings = [
+                msgspec.json.decode(one, type=Standing) for one in standings.values()
+            ]
+        return not self._refs
+
+
+def _work_part(plan: bytes, part: int, parts: int, holder: str) -> bytes:
+    """Be a worker: a task of Ray's, which is started anew where its node dies."""
+    ray = _ray()
+    actor = ray.get_actor(holder)
+    life = f"r{part}-{secrets.token_hex(4)}"
+    stood = [Standing()]
+    batches: list[Batch] = []
+
+    async def ask(renewal: Renewal) -> Lease | None:
+        try:
+            lease, stop = await actor.lease.remote(life, _encode(renewal), _encode(stood[0]))
+        except ray.exceptions.RayError:  # it is being made again
+            return None
+        if stop is not None:
+            why = msgspec.json.decode(stop, type=Stop)
+            for batch in batches:
+                batch.stop(why.reason, why.message)
+        return msgspec.json.decode(lease, type=Lease)
+
+    async def note(outcome: Outcome) -> None:
+        """It is in the shard, where the driver reads it."""
+
+    def stand(standing: Standing) -> None:
+        stood[0] = standing
+
+    async def work() -> Stop | None:
+        mine = Part(msgspec.json.decode(plan, type=Plan), part, parts, life)
+        return await mine.work(ask, note, stand, batches.append)
+
+    return _encode(anyio.run(work))

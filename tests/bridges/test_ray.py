@@ -2,7 +2,13 @@
 
 import gc
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +48,7 @@ def plan_of(tmp_path: Path, server: Counting, **how: Any) -> Plan:
     batch = {"stream": False, **how.pop("batch", {})}
     given = {"base_url": server.base_url, "model": "m", **how}
     plan = _plan(str(tmp_path / "job"), batch=batch, **given)
-    lock, _ = plan.open(plan.client()).prepare(layout=plan.layout)
-    lock.close()
+    plan.open(plan.client()).prepare(layout=plan.layout).lock.close()
     return plan
 
 
@@ -204,3 +209,123 @@ def test_columns_have_their_types_whatever_is_in_them(tmp_path: Path, server: Co
         3,
         4,
     )
+
+
+# --------------------------------------------------------------------------------------- with Ray
+
+
+class Driver:
+    """A program with a Ray of its own, and a session of its own: what is left of that is killed in the end."""
+
+    def __init__(self, tmp_path: Path, server: Counting, **how: Any) -> None:
+        self._result = tmp_path / "result.json"
+        self._arguments = {
+            "journal": str(tmp_path / "job"),
+            "base_url": server.base_url,
+            "result": str(self._result),
+            **how,
+        }
+        if "plan" in how:
+            self._arguments = {"plan": how["plan"], "result": str(self._result)}
+        self._log = tmp_path / "log.txt"
+
+    def __enter__(self) -> "Driver":
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.bridges.ray_driver", json.dumps(self._arguments)],
+                cwd=Path(__file__).parents[2],
+                env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore"},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        return self
+
+    def result(self) -> Any:
+        assert self._process.wait(200) == 0, self._log.read_text()[-5000:]
+        return json.loads(self._result.read_text())
+
+    def __exit__(self, *_: object) -> None:
+        """Kill it, and all that it has started."""
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                session = entry.joinpath("stat").read_text().rsplit(")", 1)[1].split()[3]
+                if int(session) == self._process.pid:
+                    os.kill(int(entry.name), signal.SIGKILL)
+        self._process.wait(30)
+
+
+def exact(rows: list[tuple[str, str, str]], inputs: int) -> bool:
+    """Whether there is one answer for each input, and nothing else."""
+    return sorted(map(tuple, rows)) == sorted(
+        (f"k{n}", f"you said: q{n}", "") for n in range(inputs)
+    )
+
+
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+
+
+@needs_ray
+@pytest.mark.timeout(180)
+def test_dataset_is_answered_within_the_limit_of_all_workers_together(
+    tmp_path: Path, server: Counting
+) -> None:
+    server.latency = 0.05
+    how = {"inputs": 120, "workers": 2, "concurrency": 10, "batch_size": 8}
+    with Driver(tmp_path, server, **how) as driver:
+        assert exact(driver.result(), 120)
+    assert set(server.asked.values()) == {1}
+    assert server.most_in_flight <= 10
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_lost_nodes_lose_and_double_nothing_and_the_limit_holds_without_its_holder(
+    tmp_path: Path, server: Counting
+) -> None:
+    server.latency = 0.3
+    how = {"workers": [3, 3], "concurrency": 24, "rpm": 300, "batch_size": 8}
+    with Driver(tmp_path, server, nodes=3, losses=[130, 200], inputs=330, **how) as driver:
+        assert exact(driver.result(), 330)
+    assert server.requests <= 330 + 2 * 24
+    assert server.most_in_a_minute <= 300
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_killed_driver_is_run_again_and_pays_twice_only_for_what_was_in_flight(
+    tmp_path: Path, server: Counting
+) -> None:
+    server.latency = 0.2
+    how = {"inputs": 400, "workers": 2, "concurrency": 24, "batch_size": 8}
+    with Driver(tmp_path, server, **how):
+        server.wait_for(200, 100)
+    with Driver(tmp_path, server, **how) as driver:
+        assert exact(driver.result(), 400)
+    assert server.requests <= 400 + 24
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_file_is_asked_by_workers_that_ray_places(tmp_path: Path, server: Counting) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(
+        "".join(json.dumps({"custom_id": f"k{n}", "prompt": f"q{n}"}) + "\n" for n in range(200))
+    )
+    plan = {
+        "job": str(tmp_path / "job"),
+        "source": str(source),
+        "base_url": server.base_url,
+        "model": "m",
+        "batch": {"stream": False, "max_items": 1000},
+        "concurrency": 16,
+    }
+    with Driver(tmp_path, server, plan=plan) as driver:
+        outcomes, done, skipped, stopped = driver.result()
+    assert sorted(map(tuple, outcomes)) == sorted((f"k{n}", True) for n in range(200))
+    assert (done, skipped, stopped) == (200, 0, None)
+    assert server.requests == 200
+    assert server.most_in_flight <= 16

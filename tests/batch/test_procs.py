@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncchat.batch.item import Item
 from asyncchat.batch.journal import final_lines
-from asyncchat.batch.plan import EndpointPlan, Plan, part_of
+from asyncchat.batch.plan import EndpointPlan, Plan
 from asyncchat.batch.procs import Processes
 from asyncchat.batch.record import Outcome
 from asyncchat.errors import JournalLocked, JournalMismatch, SourceError
@@ -93,6 +92,7 @@ async def test_limits_are_those_of_all_children_together(tmp_path: Path, server:
     assert server.most_in_flight <= 8
 
 
+@pytest.mark.slow
 async def test_cap_is_that_of_all_children_together(tmp_path: Path, server: Counting) -> None:
     server.latency = 0.02
     plan = plan_of(tmp_path, server, 500, concurrency=4, batch={"max_tokens_total": 700})
@@ -102,6 +102,7 @@ async def test_cap_is_that_of_all_children_together(tmp_path: Path, server: Coun
     assert 100 <= len(outcomes) <= 140  # of seven tokens each, and what was in flight
 
 
+@pytest.mark.slow
 async def test_draining_finishes_what_is_in_flight(tmp_path: Path, server: Counting) -> None:
     server.latency = 0.02
     plan = plan_of(tmp_path, server, 1000, concurrency=8)
@@ -115,6 +116,7 @@ async def test_draining_finishes_what_is_in_flight(tmp_path: Path, server: Count
     assert len(recorded(plan)) == server.requests < 1000
 
 
+@pytest.mark.slow
 async def test_child_says_why_it_stops_and_the_others_stop_too(
     tmp_path: Path, server: Counting
 ) -> None:
@@ -178,12 +180,6 @@ async def test_key_comes_from_the_environment_and_is_written_nowhere(
     monkeypatch.delenv("MY_KEY")
     with pytest.raises(ValueError, match="MY_KEY"):
         plan.client()
-
-
-def test_inputs_of_one_name_belong_to_one_part_and_parts_are_even() -> None:
-    parts = [part_of(Item(n, f"k{n}", {}), 4) for n in range(4000)]
-    assert part_of(Item(9, "k1", {}), 4) == parts[1]
-    assert all(900 < parts.count(part) < 1100 for part in range(4))
 
 
 PARENT = """

@@ -46,9 +46,7 @@ def main() -> None:
         ]
         ray.init(address=cluster.address, log_to_driver=False)
         there = NodeAffinitySchedulingStrategy(others[-1].node_id, soft=True)
-        bridge._start_holder = partial(  # type: ignore[assignment]  # as it is, but elsewhere
-            bridge._start_holder, scheduling_strategy=there
-        )
+        bridge._start_holder = partial(bridge._start_holder, scheduling_strategy=there)
         losses = cluster, others, how.pop("losses"), how["journal"]
         threading.Thread(target=lose, args=losses, daemon=True).start()
     else:
@@ -62,7 +60,7 @@ def main() -> None:
     finally:
         ray.shutdown()
         if cluster is not None:
-            cluster.shutdown()
+            cluster.shutdown()  # type: ignore[no-untyped-call]  # Ray has no types there
 
 
 def run(inputs: int, **how: Any) -> list[Any]:

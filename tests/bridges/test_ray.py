@@ -19,6 +19,7 @@ from asyncchat.batch.plan import Plan
 from asyncchat.batch.record import BatchRecord
 from asyncchat.bridges.ray import _Engine, _plan, _table
 from tests.batch.counting import Counting
+from tests.docs.markdown import DOCS, blocks
 
 
 @pytest.fixture
@@ -217,33 +218,36 @@ def test_columns_have_their_types_whatever_is_in_them(tmp_path: Path, server: Co
 class Driver:
     """A program with a Ray of its own, and a session of its own: what is left of that is killed in the end."""
 
-    def __init__(self, tmp_path: Path, server: Counting, **how: Any) -> None:
-        self._result = tmp_path / "result.json"
-        self._arguments = {
-            "journal": str(tmp_path / "job"),
-            "base_url": server.base_url,
-            "result": str(self._result),
-            **how,
-        }
-        if "plan" in how:
-            self._arguments = {"plan": how["plan"], "result": str(self._result)}
-        self._log = tmp_path / "log.txt"
+    def __init__(self, tmp_path: Path, arguments: list[str]) -> None:
+        self._directory = tmp_path
+        self._arguments = arguments
 
     def __enter__(self) -> "Driver":
-        with self._log.open("wb") as log:
+        with (self._directory / "log.txt").open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.bridges.ray_driver", json.dumps(self._arguments)],
-                cwd=Path(__file__).parents[2],
-                env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore"},
+                [sys.executable, *self._arguments],
+                cwd=self._directory,
+                env={
+                    **os.environ,
+                    "RAY_USAGE_STATS_ENABLED": "0",
+                    "PYTHONPATH": str(Path(__file__).parents[2]),
+                    "PYTHONWARNINGS": "ignore",
+                },
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
         return self
 
+    def output(self) -> str:
+        code = self._process.wait(200)
+        said = (self._directory / "log.txt").read_text()
+        assert code == 0, said[-5000:]
+        return said
+
     def result(self) -> Any:
-        assert self._process.wait(200) == 0, self._log.read_text()[-5000:]
-        return json.loads(self._result.read_text())
+        self.output()
+        return json.loads((self._directory / "result.json").read_text())
 
     def __exit__(self, *_: object) -> None:
         """Kill it, and all that it has started."""
@@ -253,6 +257,14 @@ class Driver:
                 if int(session) == self._process.pid:
                     os.kill(int(entry.name), signal.SIGKILL)
         self._process.wait(30)
+
+
+def driver_of(tmp_path: Path, server: Counting, **how: Any) -> Driver:
+    """`ray_driver`, with such arguments."""
+    if "plan" not in how:
+        how = {"journal": str(tmp_path / "job"), "base_url": server.base_url, **how}
+    how["result"] = str(tmp_path / "result.json")
+    return Driver(tmp_path, ["-m", "tests.bridges.ray_driver", json.dumps(how)])
 
 
 def exact(rows: list[tuple[str, str, str]], inputs: int) -> bool:
@@ -265,17 +277,28 @@ def exact(rows: list[tuple[str, str, str]], inputs: int) -> bool:
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
 
+SMALL = """
+import functools, ray
+ray.init = functools.partial(
+    ray.init, num_cpus=3, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False
+)
+"""
+
+
 @needs_ray
 @pytest.mark.timeout(180)
-def test_dataset_is_answered_within_the_limit_of_all_workers_together(
+def test_howto_runs_within_the_limit_of_all_workers_together(
     tmp_path: Path, server: Counting
 ) -> None:
     server.latency = 0.05
-    how = {"inputs": 120, "workers": 2, "concurrency": 10, "batch_size": 8}
-    with Driver(tmp_path, server, **how) as driver:
-        assert exact(driver.result(), 120)
+    example = next(block for block in blocks(DOCS / "howto" / "ray.md") if block.language == "py")
+    code = SMALL + example.code.replace("http://127.0.0.1:8000/v1", server.base_url)
+    with Driver(tmp_path, ["-c", code]) as driver:
+        assert driver.output().splitlines()[-1] == (example.output or "").strip()
+    assert len(server.asked) == 120
     assert set(server.asked.values()) == {1}
-    assert server.most_in_flight <= 10
+    assert server.most_in_flight <= 16
+    assert {outcome.ok for outcome, _ in final_lines(tmp_path / "answers.job")} == {True}
 
 
 @needs_ray
@@ -286,7 +309,7 @@ def test_lost_nodes_lose_and_double_nothing_and_the_limit_holds_without_its_hold
 ) -> None:
     server.latency = 0.3
     how = {"workers": [3, 3], "concurrency": 24, "rpm": 300, "batch_size": 8}
-    with Driver(tmp_path, server, nodes=3, losses=[130, 200], inputs=330, **how) as driver:
+    with driver_of(tmp_path, server, nodes=3, losses=[130, 200], inputs=330, **how) as driver:
         assert exact(driver.result(), 330)
     assert server.requests <= 330 + 2 * 24
     assert server.most_in_a_minute <= 300
@@ -300,9 +323,9 @@ def test_killed_driver_is_run_again_and_pays_twice_only_for_what_was_in_flight(
 ) -> None:
     server.latency = 0.2
     how = {"inputs": 400, "workers": 2, "concurrency": 24, "batch_size": 8}
-    with Driver(tmp_path, server, **how):
+    with driver_of(tmp_path, server, **how):
         server.wait_for(200, 100)
-    with Driver(tmp_path, server, **how) as driver:
+    with driver_of(tmp_path, server, **how) as driver:
         assert exact(driver.result(), 400)
     assert server.requests <= 400 + 24
 
@@ -323,7 +346,7 @@ def test_file_is_asked_by_workers_that_ray_places(tmp_path: Path, server: Counti
         "batch": {"stream": False, "max_items": 1000},
         "concurrency": 16,
     }
-    with Driver(tmp_path, server, plan=plan) as driver:
+    with driver_of(tmp_path, server, plan=plan) as driver:
         outcomes, done, skipped, stopped = driver.result()
     assert sorted(map(tuple, outcomes)) == sorted((f"k{n}", True) for n in range(200))
     assert (done, skipped, stopped) == (200, 0, None)

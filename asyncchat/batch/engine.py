@@ -23,7 +23,7 @@ from itertools import count, islice
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import anyio
 import anyio.to_thread
@@ -31,11 +31,13 @@ import msgspec
 
 from asyncchat.batch.agenda import Agenda
 from asyncchat.batch.check import Check
-from asyncchat.batch.item import BadItem, Item, Layout, item_of
+from asyncchat.batch.item import BadItem, Item, Layout, canonical, identity, item_of
 from asyncchat.batch.job import report_of
+from asyncchat.batch.journal import JobLock
+from asyncchat.batch.leased import Holder, LeaseKeeper
 from asyncchat.batch.ledger import Differences, Ledger
 from asyncchat.batch.meter import BatchProgress, Meter
-from asyncchat.batch.options import BatchOptions
+from asyncchat.batch.options import BatchOptions, Spending
 from asyncchat.batch.record import BatchRecord, Sample, SessionNote
 from asyncchat.batch.report import Report
 from asyncchat.batch.work import Todo, Work
@@ -43,7 +45,7 @@ from asyncchat.client.core import Asker
 from asyncchat.client.tasks import BlockTasks, is_being_cancelled
 from asyncchat.errors import JournalError, JournalMismatch
 
-__all__ = ["Batch", "BatchRun", "Reading", "Stop"]
+__all__ = ["Batch", "BatchRun", "Prepared", "Reading", "Stop"]
 
 _MOST = 1024  # in flight, where nobody says how many
 _FEWEST_AHEAD = 64
@@ -59,6 +61,14 @@ class Stop(msgspec.Struct, frozen=True):
 
     reason: Reason
     message: str
+
+
+class Prepared(NamedTuple):
+    """A job that others work on: its lock, to be closed after them, what it has cost so far, and what a person should know."""
+
+    lock: JobLock
+    spending: Spending
+    warnings: list[str]
 
 
 @runtime_checkable
@@ -113,6 +123,8 @@ class Batch:
         self._ledger: Ledger | None = None
         self._run: BatchRun | None = None
         self._meter = Meter(0.0)
+        self._keeper: LeaseKeeper | None = None
+        self._holder: Holder | None = None
         self._started = self._cpu = 0.0
 
     def __repr__(self) -> str:
@@ -144,6 +156,9 @@ class Batch:
         self._ledger.note(SessionNote(self._started))
         await self._tasks.open()
         self._tasks.start(self._tick)
+        if self._holder is not None:
+            self._keeper = LeaseKeeper(self._asker.pool, self._holder)
+            self._tasks.start(self._keeper.run)
         return self
 
     async def _open(self) -> Ledger:
@@ -179,6 +194,9 @@ class Batch:
             await self._tasks.close()
         finally:
             run, self._run = self._run, None
+            keeper, self._keeper = self._keeper, None
+            if keeper is not None:
+                keeper.close()
             with anyio.CancelScope(shield=True):
                 if run is not None:
                     await run.close()
@@ -190,6 +208,34 @@ class Batch:
                             await anyio.to_thread.run_sync(ledger.sync)
                     finally:
                         ledger.close()
+
+    def share(self, holder: Holder) -> None:
+        """Keep within limits that are shared with others, and held by `holder`. To be said before the block begins."""
+        self._holder = holder
+
+    def prepare(
+        self,
+        *,
+        layout: Layout | None = None,
+        about: Mapping[str, Any] | None = None,
+        again: Mapping[str, Any] | None = None,
+    ) -> "Prepared":
+        """Make the job ready for others who work on it with shards. Blocks.
+
+        Args:
+            layout: as for `run`; theirs has to be the same.
+            about: likewise.
+            again: likewise.
+
+        Raises:
+            JournalLocked, JournalMismatch, JournalError: as when a batch is entered and run.
+        """
+        ledger = Ledger(self.directory, self.options)
+        try:
+            ledger.begin(about or {}, self._answer_options(layout or Layout()), again or {})
+        finally:
+            ledger.close()
+        return Prepared(JobLock(self.directory), ledger.spending, ledger.warnings)
 
     def _say_goodbye(self, ledger: Ledger, reason: str) -> None:
         largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -321,6 +367,14 @@ class Batch:
         self._ledger.compare(whole, found)
         return found
 
+    def identity_of(self, item: Item) -> str:
+        """Return the hash by which an input is known again: of the request with what all have in common.
+
+        Raises:
+            TypeError, ValueError: it cannot be sent.
+        """
+        return identity(canonical(self._asker.complete(item.body)))
+
     def drain(self, message: str = "interrupted") -> None:
         """Begin nothing more; what is in flight is finished, and the run ends after it. Idempotent."""
         self.stop("interrupted", message)
@@ -444,8 +498,8 @@ class BatchRun:
             self._error = error
         except Exception as error:  # noqa: BLE001  what reads the records gets it, after those before
             self._error = error
-        except asyncio.CancelledError as error:
-            if is_ours(error):
+        except asyncio.CancelledError:
+            if is_being_cancelled():
                 raise
             self._error = RuntimeError("reading the inputs was cancelled from inside")
         finally:

@@ -14,6 +14,7 @@ Law: cut the newest file of records at any byte, and opening the job again loses
 
 import fcntl
 import os
+import random
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -158,6 +159,11 @@ class JobLock:
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
 
+    def fileno(self) -> int:
+        """Return the descriptor: whoever inherits it holds the lock as well, until both have ended."""
+        assert self._fd is not None
+        return self._fd
+
     def close(self) -> None:
         """Give it up. Idempotent."""
         fd, self._fd = self._fd, None
@@ -194,6 +200,7 @@ class Journal:
         "_largest",
         "_notes",
         "_number",
+        "_path",
         "_rotating",
         "_shard",
         "_size",
@@ -206,20 +213,30 @@ class Journal:
         self._is_dirty = False
         self._size = self._number = 0
         self._fd = -1
+        self._path = directory
         self._notes: dict[str, int] = {}
         self._rotating = Lock()  # `sync` runs in a thread
         self._begin()
 
     def _begin(self) -> None:
-        self._number = 1 + max((number for number, _ in _files(self._directory)), default=0)
-        path = self._directory / f"done-{self._number:04}{self._shard}.jsonl"
-        try:
-            self._fd = os.open(
-                path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_EXCL | os.O_CLOEXEC, 0o644
-            )
-            sync_directory(self._directory)
-        except OSError as error:
-            raise _failed(path, error) from error
+        number = 1 + max((number for number, _ in _files(self._directory)), default=0)
+        while True:
+            path = self._directory / f"done-{number:04}{self._shard}.jsonl"
+            try:
+                self._fd = os.open(
+                    path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_EXCL | os.O_CLOEXEC, 0o644
+                )
+                numbers = [one for one, _ in _files(self._directory)]
+                if numbers.count(number) == 1:
+                    sync_directory(self._directory)
+                    break
+                # Another writer took the same number at the same time; who sees that goes on to another one.
+                os.close(self._fd)
+                path.unlink()
+            except OSError as error:
+                raise _failed(path, error) from error
+            number = max(numbers) + random.randint(1, 8)
+        self._number, self._path = number, path
         self._size = 0
 
     def append(self, line: bytes) -> "Place":
@@ -274,7 +291,10 @@ class Journal:
                 raise _failed(self._directory, error) from error
 
     def close(self) -> None:
-        """Close the files; does not sync. Idempotent."""
+        """Close the files; does not sync. A file without a record is removed. Idempotent."""
+        if self._fd >= 0 and not self._size:
+            with suppress(OSError):
+                self._path.unlink()
         fds = [*self._notes.values(), self._fd]
         self._notes.clear()
         self._fd = -1

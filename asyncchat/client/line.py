@@ -14,6 +14,7 @@ from asyncchat.client.reply import late, now
 from asyncchat.errors import LineFull, PoolClosed
 from asyncchat.policy.balance import choose, eligible
 from asyncchat.policy.lane import Ask, Bounds, Hold, Lane, Server
+from asyncchat.policy.lease import Leasehold
 from asyncchat.policy.limits import Limits
 
 __all__ = ["Bound", "Line"]
@@ -94,6 +95,7 @@ class Line:
     def __init__(self, servers: Sequence[Server], limits: Limits) -> None:
         self._limits = limits
         self._bounds = Bounds(limits.rpm, limits.tpm) if limits.rpm or limits.tpm else None
+        self._leasehold: Leasehold | None = None
         lanes = [lane for server in servers for lane in server.lanes]
         sets: dict[tuple[Lane, ...], _Queue] = {}
 
@@ -121,6 +123,11 @@ class Line:
         self.in_flight = self.waiting = 0
         for lane in {lane for queue in self._all for lane in queue.lanes}:
             lane.in_flight = 0
+
+    def obey(self, leasehold: Leasehold | None) -> None:
+        """Start from now on only what is leased, within the client's own limits; or, with None, all within these."""
+        self._leasehold = leasehold
+        self.look()
 
     def lanes(self, model: str | None) -> Sequence[Lane]:
         """Return where a request for a model can go."""
@@ -240,7 +247,9 @@ class Line:
 
     @property
     def _is_full(self) -> bool:
-        most = self._limits.in_flight
+        most: float | None = self._limits.in_flight
+        if self._leasehold is not None and self._leasehold.slots is not None:
+            most = self._leasehold.slots if most is None else min(most, self._leasehold.slots)
         return most is not None and self.in_flight >= most
 
     def _give(self, queue: _Queue, ask: Ask, *, again: bool = True) -> Hold | float | None:
@@ -249,10 +258,16 @@ class Line:
         Without `again`, a place where the request has been already is none.
         """
         if self._is_full:
+            if self._leasehold is not None:
+                self._leasehold.on_short()
             return None
         at = self.clock()
         if self._bounds is not None:
             wait = self._bounds.wait(at, ask)
+            if wait:
+                return _ForAll(wait)
+        if self._leasehold is not None:
+            wait = self._leasehold.wait(at, ask)
             if wait:
                 return _ForAll(wait)
         lane = choose(queue.lanes, at, ask)
@@ -264,6 +279,8 @@ class Line:
         hold.epoch = self._epoch
         if self._bounds is not None:
             self._bounds.take(at, ask, hold)
+        if self._leasehold is not None:
+            self._leasehold.take(at, ask, hold)
         self.in_flight += 1
         return hold
 

@@ -362,6 +362,13 @@ class Lane:
         self._is_starting = True
         self._started = 0
 
+    def pause(self, now: float, seconds: float) -> None:
+        """Note that somebody else was refused with the same key: wait as well, and then start slowly."""
+        if now + seconds > self._resumes_at:
+            self._resumes_at = now + seconds
+            self._is_starting = True
+            self._started = 0
+
     def refused_key(self, hold: Hold, now: float, seconds: float | None = None) -> None:
         """Note that the key is not accepted, or spent: others are better for a while."""
         self.server.failed += 1

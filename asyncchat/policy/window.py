@@ -8,11 +8,11 @@ from math import sqrt
 
 from asyncchat.errors import RateLimit
 
-__all__ = ["Allowance", "Taken", "Window"]
+__all__ = ["WINDOW_SECONDS", "Allowance", "Taken", "Window"]
 
-_WINDOW_SECONDS = (
-    61.0  # a minute, and a second for what is faster on its way than the one before it
-)
+WINDOW_SECONDS = 61.0
+"""A minute, and a second for what is faster on its way than the one before it."""
+
 _CERTAINTY = 2.0  # deviations of the sum of all estimates that are kept free
 _LONGEST_SECONDS = 60.0  # beyond this a report is not waited for: the server is asked again
 _SHORTEST_SECONDS = 1e-3
@@ -48,15 +48,16 @@ class Window:
 
     def wait(self, now: float, amount: float = 1.0, deviation: float = 0.0) -> float:
         """Return 0 where `amount` may be taken now, else the seconds after which to ask again."""
-        log, before = self._log, now - _WINDOW_SECONDS
-        while log and log[0].at <= before:
-            old = log.popleft()
-            old.is_counted = False
-            self._count(-old.amount, -old.variance)
+        self._forget(now)
         margin = _CERTAINTY * sqrt(self._variance + deviation**2) if deviation else 0.0
         if self._sum <= 0 or self._sum + amount + margin <= self.limit:
             return 0.0
-        return max(log[0].at - before, 1e-6)
+        return max(self._log[0].at + WINDOW_SECONDS - now, 1e-6)
+
+    def used(self, now: float, deviation: float = 0.0) -> float:
+        """Return what is in the window, with the room that the errors of all estimates want, and of one more."""
+        self._forget(now)
+        return self._sum + _CERTAINTY * sqrt(self._variance + deviation**2)
 
     def take(self, now: float, amount: float = 1.0, deviation: float = 0.0) -> Taken:
         """Take units, whether or not there is room for them. An estimate says by how much it may be wrong."""
@@ -70,6 +71,13 @@ class Window:
         if taken.is_counted:
             self._count(amount - taken.amount, -taken.variance)
         taken.amount, taken.variance = amount, 0.0
+
+    def _forget(self, now: float) -> None:
+        log, before = self._log, now - WINDOW_SECONDS
+        while log and log[0].at <= before:
+            old = log.popleft()
+            old.is_counted = False
+            self._count(-old.amount, -old.variance)
 
     def _count(self, amount: float, variance: float) -> None:
         self._sum = self._sum + amount if self._log else 0.0

@@ -1056,12 +1056,11 @@ async def test_no_prompt_answer_or_key_is_in_a_repr_a_log_or_a_note(
             return Reply().fail(500, f"you said {prompt} with {KEY}")
         return Reply().say(said)
 
-    async with Served(answer) as served:
-        async with served.client.batch(tmp_path, fsync="never") as job:
-            run = job.run([prompt])
-            shown = f"{job!r} {run!r} {job.options!r} {job.warnings!r}"
-            await anext(run)
-            shown += f"{job!r} {run!r} {job.load()!r}"
+    async with Served(answer) as served, served.client.batch(tmp_path, fsync="never") as job:
+        run = job.run([prompt])
+        shown = f"{job!r} {run!r} {job.options!r} {job.warnings!r}"
+        await anext(run)
+        shown += f"{job!r} {run!r} {job.load()!r}"
     for text in (shown, caplog.text):
         assert prompt not in text
         assert said not in text

@@ -26,6 +26,7 @@ from asyncchat import (
 from asyncchat.client.pool import Call, Place, SessionPool, Statistics
 from asyncchat.client.reply import Reply
 from asyncchat.client.session import Session
+from asyncchat.policy.lease import Lease, Leasehold, Renewal
 from asyncchat.protocol.request import ChatRequest
 from asyncchat.testing import ChatServer
 from tests.client.conftest import MakeClient, Waits, start
@@ -929,3 +930,77 @@ async def test_stream_that_is_left_early_lets_the_next_in(
     assert (await waiter).text == "b"
     statistics: Statistics = client.statistics()
     assert (statistics.in_flight, statistics.waiting) == (0, 0)
+
+
+# ------------------------------------------------------------------------------------------ leases
+
+
+class Leased:
+    """What a line may do, in a test's hands."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.short = 0
+        self.leasehold = Leasehold([], self._is_short)
+        self._bench = bench
+        self.give()  # it learns whom it asks
+        bench.line.obey(self.leasehold)
+
+    def _is_short(self) -> None:
+        self.short += 1
+
+    def give(self, requests: float | None = 0, slots: float | None = None) -> Renewal:
+        line = self._bench.line
+        renewal = self.leasehold.renewal(line.clock(), line.waiting, line.in_flight)
+        lease = Lease("h", renewal.number, requests, None, slots, 5.0)
+        if self.leasehold.renewed(lease, line.clock()):
+            line.look()
+        return renewal
+
+
+async def test_leased_line_starts_what_is_leased_and_says_when_that_is_not_enough() -> None:
+    bench = Bench()
+    leased = Leased(bench)
+    await bench.join(*"abcd")
+    assert (bench.sent, leased.short) == ([], 1)
+    said = leased.give(requests=2)
+    await settle()
+    assert (bench.sent, bench.counts) == (["a", "b"], (2, 2))
+    assert (said.least.requests, said.kept.requests) == (1, 0)
+    assert leased.short == 2
+    said = leased.give(requests=1)
+    await settle()
+    assert (bench.sent, said.used.requests) == (["a", "b", "c"], 2)
+    bench.line.obey(None)
+    await settle()
+    assert bench.sent == ["a", "b", "c", "d"]
+    await bench.end()
+
+
+async def test_leased_places_are_used_again_as_requests_end() -> None:
+    bench = Bench(in_flight=3)
+    leased = Leased(bench)
+    await bench.join(*"abcdef")
+    leased.give(requests=None, slots=2)
+    await settle()
+    assert bench.sent == ["a", "b"]
+    bench.leave("a")
+    await settle()
+    assert bench.sent == ["a", "b", "c"]
+    leased.give(requests=None, slots=9)  # more than the client's own bound
+    await settle()
+    assert (bench.sent, bench.counts) == (["a", "b", "c", "d"], (3, 2))
+    await bench.end()
+
+
+async def test_line_whose_lease_has_ended_starts_nothing() -> None:
+    bench = Bench()
+    leased = Leased(bench)
+    leased.give(requests=9)
+    await bench.join("a")
+    await bench.pass_(5.0)
+    await bench.join("b")
+    assert (bench.sent, leased.short) == (["a"], 1)
+    leased.give(requests=1)
+    await settle()
+    assert bench.sent == ["a", "b"]
+    await bench.end()

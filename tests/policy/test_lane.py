@@ -262,6 +262,17 @@ def test_refusal_stops_all_for_as_long_as_the_server_asks() -> None:
     assert lane.server.limited == 1
 
 
+def test_pause_that_somebody_else_was_told_is_kept_and_ends_slowly() -> None:
+    lane = Server(Endpoint(URL)).lanes[0]
+    lane.pause(0, 5)
+    lane.pause(1, 2)  # which is over before
+    assert lane.paused(1) == 4
+    assert lane.wait(5, ask()) == 0
+    lane.take(5, ask())
+    assert lane.wait(5, ask())
+    assert lane.server.limited == 0
+
+
 def test_refusal_is_no_failure_of_the_server() -> None:
     lane = refused()
     assert lane.server.failed == 0

@@ -74,6 +74,15 @@ def test_correction_that_comes_after_its_minute_changes_nothing() -> None:
     assert window.wait(61, 1) == FULL_MINUTE
 
 
+def test_what_is_used_has_room_for_the_errors_of_estimates() -> None:
+    window = Window(1000)
+    window.take(0, 100, 3.0)
+    assert window.used(1) == 106
+    assert window.used(1, 4.0) == 110
+    window.take(30, 50)
+    assert window.used(61) == 50
+
+
 def test_request_for_more_than_the_limit_goes_when_nothing_else_is_in_the_window() -> None:
     window = Window(10)
     assert window.wait(0, 11) == 0

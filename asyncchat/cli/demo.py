@@ -1,18 +1,20 @@
 """`asyncchat demo`: a real model on this machine answers, one question first and then eight at once.
 
-Not here: the terminal (`terminal`), the choice of server (`target`). The report goes to stdout, so that a
+Not here: the terminal (`terminal`), the choice of server (`target`), the page of `--web` (`web`). The report goes to stdout, so that a
 piped demo reads like the one on the screen; the bar goes to stderr.
 """
 
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import anyio
+from cyclopts import Parameter
 
 from asyncchat.cli.target import Fields, Opened, Sampling, Target, open_target
-from asyncchat.cli.terminal import Flow, consoles, note, run, without_controls
+from asyncchat.cli.terminal import Flow, UsageError, consoles, note, run, without_controls
+from asyncchat.cli.web import PageOptions, serve_page
 from asyncchat.errors import AsyncChatError, printable
 
 if TYPE_CHECKING:
@@ -55,13 +57,21 @@ def command(
     *,
     target: Target = Target(),  # noqa: B008  frozen
     sampling: Sampling = Sampling(),  # noqa: B008  frozen
+    web: Annotated[
+        bool, Parameter(help="Show a page in the browser, to talk with the model.", negative=())
+    ] = False,
+    page: PageOptions = PageOptions(),  # noqa: B008  frozen
 ) -> int:
     """Watch a real model on this machine answer: one question, then eight at once.
 
-    With --base-url and --model it does the same with a server of yours.
+    With --web it is a page in the browser; with --base-url and --model, a server of yours answers.
     """
     if not target.base_url:
         target = replace(target, local=True)
+    if web:
+        return serve_page(target, sampling, page)
+    if page != PageOptions():
+        raise UsageError("--port, --host and --open are for the page: say --web as well.")
     return run(_show(target, sampling))
 
 
@@ -86,7 +96,10 @@ async def _show(target: Target, sampling: Sampling) -> int:
         out.print(_table(answers))
         out.print(f"\n  {_sum(answers, took, alone)}", style="dim", markup=False)
         if target.local:
-            out.print("\nTalk with it yourself: [bold]asyncchat chat --local[/bold]")
+            out.print(
+                "\nTalk with it yourself: [bold]asyncchat chat --local[/bold], "
+                "or in the browser: [bold]asyncchat demo --web[/bold]"
+            )
     failed = sum(answer.error is not None for answer in answers)
     return 0 if not failed else 1 if failed == len(answers) else 3
 

@@ -31,7 +31,7 @@ socket.onmessage = ({ data }) => {
 document.querySelector("form").onsubmit = (event) => {
   event.preventDefault();
   for (const text of [input.value, ""]) log.append(answer = document.createElement("p")), answer.append(text);
-  socket.send(input.value);
+  socket.send(JSON.stringify({ type: "ask", text: input.value }));
   input.value = "";
 };
 document.querySelector("#stop").onclick = () => socket.send('{"type": "abort"}');
@@ -59,11 +59,13 @@ async def page() -> HTMLResponse:
 
 @app.websocket("/chat")
 async def chat(websocket: WebSocket) -> None:
-    """Hold one conversation: each message is a question, and the answer is streamed back as events."""
+    """Hold one conversation: a reader says `{"type": "ask", "text": ...}`, and the answer is streamed back as events."""
     await websocket.accept()
     messages: list[object] = []
-    async for question in websocket.iter_text():
-        messages.append({"role": "user", "content": question})
+    async for said in websocket.iter_json():
+        if said["type"] != "ask":
+            continue  # a stop that has crossed the end of its answer
+        messages.append({"role": "user", "content": said["text"]})
         try:
             answer = await client.chat.stream(messages).pipe(websocket, "events")
         except APIError:

@@ -23,12 +23,14 @@ async def test_chat_with_fastapi_remembers_what_was_said(chat_server: ChatServer
         for question in ("One?", "Fail.", "Two?"):
             if question == "Fail.":
                 chat_server.fail(400)
-            await ws.send(question)
+            await ws.send(msgspec.json.encode({"type": "ask", "text": question}).decode())
             while msgspec.json.decode(await ws.recv())["type"] not in ("finish", "error"):
                 pass
+            await ws.send('{"type": "abort"}')  # too late: nothing is being sent
     await example.client.close()
     said = [message["content"] for message in chat_server.requests[-1].body["messages"]]
     assert said == ["One?", "One?", "Two?"]
+    assert len(chat_server.requests) == 3
 
 
 async def test_room_with_aiohttp_is_asked_once_and_closed_by_the_last(

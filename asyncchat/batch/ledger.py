@@ -94,6 +94,7 @@ class Ledger:
         "_answers",
         "_directory",
         "_doubles",
+        "_has_begun",
         "_ids",
         "_job",
         "_journal",
@@ -114,6 +115,7 @@ class Ledger:
         self._journal: Journal | None = None
         self._job: Job | None = None
         self.spending = Spending(options)
+        self._has_begun = False
         self.known = self.failed = 0
         self.warnings: list[str] = []
         self._lock = None if shard else JobLock(directory)
@@ -172,6 +174,12 @@ class Ledger:
             JournalMismatch: other options than before.
             JournalError: the note cannot be written.
         """
+        if self._has_begun:  # and in another run nothing has been seen yet
+            self._ids, self._doubles = Table(), {}
+            self.spending = Spending(self._options)
+            self.known = self.failed = 0
+            self._scan()
+        self._has_begun = True
         before = self._job
         given = msgspec.json.decode(
             _encode(options)

@@ -189,7 +189,8 @@ class Asker:
             given["tools"] = msgspec.json.decode(asked.encode(stream=False, dialect=dialect))[
                 "tools"
             ]
-        self._fields = {**model, **given}
+        # As JSON has them, where keys are text and a tuple is a list: so they are compared with those of another run.
+        self._fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode({**model, **given}))
         self._call = Call(timeout, _ONCE, mine.headers, mine.query, is_patient=True)
 
     @property

@@ -7,7 +7,7 @@ import asyncio
 import functools
 import selectors
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -124,6 +124,12 @@ class Served:
             async for record in self.job.run(requests, ordered=ordered):
                 records.append(record)  # noqa: PERF401  an async comprehension reads worse
         return records
+
+
+async def read_into(found: list[BatchRecord], records: AsyncIterable[BatchRecord]) -> None:
+    """Read to the end, or to the error: what came before it is found."""
+    async for record in records:
+        found.append(record)  # noqa: PERF401  a comprehension would lose them
 
 
 def prompts(count: int, start: int = 0) -> list[str]:

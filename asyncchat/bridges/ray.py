@@ -38,7 +38,6 @@ from asyncchat.policy.lease import Lease, Renewal
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
-    from pyarrow import Table
     from ray.data import Dataset
 
 __all__ = ["RayProcesses", "run"]
@@ -273,7 +272,7 @@ class _Worker:
 
         self._engine = _Engine(msgspec.json.decode(plan, type=Plan), workers, life, ask)
 
-    async def __call__(self, rows: "Table") -> "Table":
+    async def __call__(self, rows: Any) -> Any:  # noqa: ANN401  tables; pyarrow has no types
         """Answer some rows."""
         records = await asyncio.wrap_future(self._engine.answer(rows.to_pylist()))
         return _table(records)
@@ -456,7 +455,7 @@ def _unrecorded(key: str, code: str, message: str) -> BatchRecord:
     return BatchRecord(key, Trace(0), error=BatchError(code, message))
 
 
-def _table(records: list[BatchRecord]) -> "Table":
+def _table(records: list[BatchRecord]) -> Any:  # noqa: ANN401  pyarrow has no types
     """Return records as rows, of the same types whatever is in them."""
     import pyarrow as pa
 

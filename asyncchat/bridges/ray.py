@@ -16,7 +16,7 @@ from contextlib import suppress
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import anyio
 import anyio.from_thread
@@ -43,9 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["RayProcesses", "run"]
 
 _BATCH = 256
-_CALLS = (
-    8  # batches that overlap in one worker, so that none waits for the slowest item of another
-)
+_CALLS = 8  # batches that overlap in one worker: none waits for the slowest item of another
 _CPUS = 0.5
 _FAREWELL_SECONDS = 5.0
 _LOOK_SECONDS = 0.25
@@ -66,7 +64,7 @@ def run(
     messages: str | None = None,
     id_column: str | None = None,
     workers: int | tuple[int, int] = (2, 8),
-    concurrency: int = 2048,
+    concurrency: int | Literal["auto"] = 2048,
     rpm: int | None = None,
     tpm: int | None = None,
     batch_size: int = _BATCH,
@@ -95,7 +93,7 @@ def run(
         messages: the column that holds messages, instead of `prompt`.
         id_column: the column that names a row, if it has no `custom_id`. Else a row is named by what it asks, and the same is asked once.
         workers: how many, or at least and at most how many.
-        concurrency: requests in flight, of all workers together; found out from below.
+        concurrency: requests in flight, of all workers together; `"auto"` finds out how many the servers bear.
         rpm: requests a minute, of all workers together.
         tpm: tokens a minute, of all workers together.
         batch_size: rows that a worker gets at once.

@@ -31,7 +31,7 @@ from asyncchat.batch.plan import EndpointPlan, Plan
 from asyncchat.batch.record import BatchError, BatchRecord, Outcome, Trace
 from asyncchat.batch.shards import Shards
 from asyncchat.batch.source import open_source
-from asyncchat.batch.table import hash_of
+from asyncchat.batch.table import Table, hash_of
 from asyncchat.client.tasks import BlockTasks
 from asyncchat.errors import JournalMismatch
 from asyncchat.policy.lease import Lease, Renewal
@@ -318,7 +318,7 @@ class _Engine:
         self._shards = Shards(Path(plan.job))
         self._numbers = count(1)
         self._pending: dict[str, tuple[str, asyncio.Future[BatchRecord]]] = {}
-        self._mine: set[int] = set()  # recorded in this life, and perhaps not yet in `_shards`
+        self._mine = Table()  # recorded in this life, and perhaps not yet in `_shards`
         self._batch: Batch | None = None
         self._stop: Stop | None = None
         self._portal: BlockingPortal | None = None
@@ -382,7 +382,7 @@ class _Engine:
             async for record in job.run(
                 self._feed, layout=plan.layout, about=plan.about, again=plan.again
             ):
-                self._mine.add(hash_of(record.custom_id))
+                self._mine.put(hash_of(record.custom_id), 1)
                 _, waits = self._pending.pop(record.custom_id)
                 waits.set_result(record)
         except JournalMismatch as error:
@@ -397,12 +397,15 @@ class _Engine:
 
     async def _answer(self, rows: list[dict[str, Any]]) -> list[BatchRecord]:
         items = [self._item(row) for row in rows]
-        is_repeated = any(hash_of(item.key) in self._mine for item in items)
+        is_repeated = any(self._is_mine(item.key) for item in items)
         if is_repeated or self._shards.is_behind:
             await anyio.to_thread.run_sync(self._catch_up)
         found = [self._take(item) for item in items]
         self._feed.put([item for item, (_, is_new) in zip(items, found, strict=True) if is_new])
         return [one if isinstance(one, BatchRecord) else await one for one, _ in found]
+
+    def _is_mine(self, key: str) -> bool:
+        return self._mine.get(hash_of(key)) is not None
 
     def _item(self, row: dict[str, Any]) -> Item | BadItem:
         number = next(self._numbers)
@@ -444,7 +447,7 @@ class _Engine:
         assert self._batch is not None
         if not known.trace.hash and hash_:  # mended since
             return False
-        if known.error is None or hash_of(known.custom_id) in self._mine:
+        if known.error is None or self._is_mine(known.custom_id):
             return True
         return not self._batch.options.asks_again(known.error.code)
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import anyio
 import anyio.from_thread
@@ -31,22 +31,19 @@ from asyncchat.batch.plan import EndpointPlan, Plan
 from asyncchat.batch.record import BatchError, BatchRecord, Outcome, Trace
 from asyncchat.batch.shards import Shards
 from asyncchat.batch.source import open_source
-from asyncchat.batch.table import hash_of
+from asyncchat.batch.table import Table, hash_of
 from asyncchat.client.tasks import BlockTasks
 from asyncchat.errors import JournalMismatch
 from asyncchat.policy.lease import Lease, Renewal
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
-    from pyarrow import Table
     from ray.data import Dataset
 
 __all__ = ["RayProcesses", "run"]
 
 _BATCH = 256
-_CALLS = (
-    8  # batches that overlap in one worker, so that none waits for the slowest item of another
-)
+_CALLS = 8  # batches that overlap in one worker: none waits for the slowest item of another
 _CPUS = 0.5
 _FAREWELL_SECONDS = 5.0
 _LOOK_SECONDS = 0.25
@@ -67,7 +64,7 @@ def run(
     messages: str | None = None,
     id_column: str | None = None,
     workers: int | tuple[int, int] = (2, 8),
-    concurrency: int = 2048,
+    concurrency: int | Literal["auto"] = 2048,
     rpm: int | None = None,
     tpm: int | None = None,
     batch_size: int = _BATCH,
@@ -96,7 +93,7 @@ def run(
         messages: the column that holds messages, instead of `prompt`.
         id_column: the column that names a row, if it has no `custom_id`. Else a row is named by what it asks, and the same is asked once.
         workers: how many, or at least and at most how many.
-        concurrency: requests in flight, of all workers together; found out from below.
+        concurrency: requests in flight, of all workers together; `"auto"` finds out how many the servers bear.
         rpm: requests a minute, of all workers together.
         tpm: tokens a minute, of all workers together.
         batch_size: rows that a worker gets at once.
@@ -273,7 +270,7 @@ class _Worker:
 
         self._engine = _Engine(msgspec.json.decode(plan, type=Plan), workers, life, ask)
 
-    async def __call__(self, rows: "Table") -> "Table":
+    async def __call__(self, rows: Any) -> Any:  # noqa: ANN401  tables; pyarrow has no types
         """Answer some rows."""
         records = await asyncio.wrap_future(self._engine.answer(rows.to_pylist()))
         return _table(records)
@@ -321,7 +318,7 @@ class _Engine:
         self._shards = Shards(Path(plan.job))
         self._numbers = count(1)
         self._pending: dict[str, tuple[str, asyncio.Future[BatchRecord]]] = {}
-        self._mine: set[int] = set()  # recorded in this life, and perhaps not yet in `_shards`
+        self._mine = Table()  # recorded in this life, and perhaps not yet in `_shards`
         self._batch: Batch | None = None
         self._stop: Stop | None = None
         self._portal: BlockingPortal | None = None
@@ -385,7 +382,7 @@ class _Engine:
             async for record in job.run(
                 self._feed, layout=plan.layout, about=plan.about, again=plan.again
             ):
-                self._mine.add(hash_of(record.custom_id))
+                self._mine.put(hash_of(record.custom_id), 1)
                 _, waits = self._pending.pop(record.custom_id)
                 waits.set_result(record)
         except JournalMismatch as error:
@@ -400,12 +397,15 @@ class _Engine:
 
     async def _answer(self, rows: list[dict[str, Any]]) -> list[BatchRecord]:
         items = [self._item(row) for row in rows]
-        is_repeated = any(hash_of(item.key) in self._mine for item in items)
+        is_repeated = any(self._is_mine(item.key) for item in items)
         if is_repeated or self._shards.is_behind:
             await anyio.to_thread.run_sync(self._catch_up)
         found = [self._take(item) for item in items]
         self._feed.put([item for item, (_, is_new) in zip(items, found, strict=True) if is_new])
         return [one if isinstance(one, BatchRecord) else await one for one, _ in found]
+
+    def _is_mine(self, key: str) -> bool:
+        return self._mine.get(hash_of(key)) is not None
 
     def _item(self, row: dict[str, Any]) -> Item | BadItem:
         number = next(self._numbers)
@@ -447,7 +447,7 @@ class _Engine:
         assert self._batch is not None
         if not known.trace.hash and hash_:  # mended since
             return False
-        if known.error is None or hash_of(known.custom_id) in self._mine:
+        if known.error is None or self._is_mine(known.custom_id):
             return True
         return not self._batch.options.asks_again(known.error.code)
 
@@ -456,7 +456,7 @@ def _unrecorded(key: str, code: str, message: str) -> BatchRecord:
     return BatchRecord(key, Trace(0), error=BatchError(code, message))
 
 
-def _table(records: list[BatchRecord]) -> "Table":
+def _table(records: list[BatchRecord]) -> Any:  # noqa: ANN401  pyarrow has no types
     """Return records as rows, of the same types whatever is in them."""
     import pyarrow as pa
 

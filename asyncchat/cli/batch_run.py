@@ -9,11 +9,11 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 import anyio.to_thread
@@ -22,7 +22,9 @@ import msgspec
 from asyncchat.batch.export import export
 from asyncchat.batch.item import BadItem, Item, Layout
 from asyncchat.batch.job import report_of
+from asyncchat.batch.meter import BatchProgress
 from asyncchat.batch.options import Price
+from asyncchat.batch.plan import EndpointPlan
 from asyncchat.batch.source import Source, count_items, open_source
 from asyncchat.cli.progress import show_progress
 from asyncchat.cli.target import Sampling, Target, open_target
@@ -32,13 +34,21 @@ from asyncchat.policy.endpoint import Endpoint
 from asyncchat.policy.limits import Limits
 
 if TYPE_CHECKING:
-    from asyncchat.batch.engine import Batch
+    from asyncchat.batch.engine import Batch, Stop
     from asyncchat.batch.report import Report
     from asyncchat.cli.batch import Caps, Outputs, Rows, Running
+    from asyncchat.cli.target import Opened
 
 __all__ = ["Plan", "run_batch"]
 
 _FAILED, _USAGE, _REFUSED, _LOCKED, _DISK, _CAP = 1, 2, 3, 4, 5, 6
+_ENDS = {
+    "cap": _CAP,
+    "endpoint": _REFUSED,
+    "interrupted": _REFUSED,
+    "journal": _DISK,
+    "mismatch": _USAGE,
+}
 _LOCAL_PARALLEL = 4
 _SHOWN = 5  # bad lines
 
@@ -59,6 +69,7 @@ class Plan:
     outputs: "Outputs"
     limits: Limits
     endpoints: list[Endpoint]
+    named: list[EndpointPlan]
     options: dict[str, Any]
     arguments: list[str]
 
@@ -82,6 +93,7 @@ class Plan:
             job = Path(f"{output}.job")
         try:
             concurrency = _concurrency(running.concurrency)
+            named = [_endpoint(text) for text in running.endpoint or ()]
             return cls(
                 source=source,
                 out=None if output == "-" else Path(output),
@@ -101,7 +113,8 @@ class Plan:
                 caps=caps,
                 outputs=outputs,
                 limits=Limits(in_flight=None, rpm=running.rpm, tpm=running.tpm),
-                endpoints=[_endpoint(text) for text in running.endpoint or ()],
+                endpoints=[_with_keys(one) for one in named],
+                named=named,
                 options=_options(running, caps, concurrency),
                 arguments=arguments,
             )
@@ -164,7 +177,7 @@ _NUMBERS: dict[str, Callable[[str], float]] = {
 }
 
 
-def _endpoint(text: str) -> Endpoint:
+def _endpoint(text: str) -> EndpointPlan:
     """Return the endpoint that `url,model=M,key-env=NAME,weight=2,spare` stands for."""
     url, *parts = text.split(",")
     fields: dict[str, Any] = {}
@@ -172,10 +185,7 @@ def _endpoint(text: str) -> Endpoint:
         name, has_value, value = part.partition("=")
         name = name.strip().replace("-", "_")
         if name == "key_env":
-            key = os.environ.get(value)
-            if not key:
-                raise ValueError(f"--endpoint {url}: the environment variable {value} is not set.")
-            fields["api_key"] = key
+            fields["api_key_env"] = value
         elif name == "model":
             fields["model"] = value
         elif name == "spare" and not has_value:
@@ -186,7 +196,14 @@ def _endpoint(text: str) -> Endpoint:
             raise ValueError(
                 f"--endpoint {url}: {name!r} is not known; it takes model, key-env, weight, rpm, tpm, in-flight, spare."
             )
-    return Endpoint(url, **fields)
+    return EndpointPlan(url=url, **fields)
+
+
+def _with_keys(named: EndpointPlan) -> Endpoint:
+    try:
+        return named.endpoint(1)
+    except ValueError as error:
+        raise ValueError(f"--endpoint {named.url}: {error}") from error
 
 
 async def run_batch(plan: Plan) -> int:
@@ -223,11 +240,12 @@ async def _run(plan: Plan) -> int:
             batch = opened.client.batch(plan.job, **{**opened.fields, **plan.options})
         except (ValueError, TypeError, ImportError) as error:
             raise UsageError(str(error)) from error
-        async with batch as job:
-            for warning in job.warnings:
-                note(warning)
-            interrupted = await _work(plan, job)
-            stopped = job.stopped
+        if plan.running.procs == 1 and plan.running.ray is None:
+            async with batch as job:
+                interrupted = await _work(plan, job)
+                stopped = job.stopped
+        else:
+            interrupted, stopped = await _work_together(plan, opened, batch)
     report = await anyio.to_thread.run_sync(report_of, plan.job)
     await _write(plan, report, is_whole=stopped is None or stopped.reason == "cap")
     if stopped is not None:
@@ -236,25 +254,74 @@ async def _run(plan: Plan) -> int:
     if interrupted is not None:
         return 128 + interrupted
     if stopped is not None:
-        return _CAP if stopped.reason == "cap" else _REFUSED
+        return _ENDS[stopped.reason]
     return _FAILED if report.failed else 0
 
 
 async def _work(plan: Plan, job: "Batch") -> int | None:
     """Run it to its end; return the signal that ended it early, if one did."""
     about = _about(plan)
+    await _check(plan, job, about)
+    source = await anyio.to_thread.run_sync(_open, plan)
+
+    def progress(total: int | None) -> BatchProgress:
+        done = source.position / source.size if source.size else None
+        return job.progress(total=total, position=done)
+
+    async def work() -> None:
+        async for _ in job.run(source, layout=plan.layout, about=about, again=_again(plan)):
+            pass
+
+    return await _attend(plan, job, work, progress)
+
+
+async def _work_together(
+    plan: Plan, opened: "Opened", batch: "Batch"
+) -> "tuple[int | None, Stop | None]":
+    """Let several workers run it; return the signal that ended it early, and why it stopped, if it did."""
+    from asyncchat.cli.batch_workers import workers_for
+
+    about = _about(plan)
+    workers = workers_for(plan, opened, about, _again(plan))
+    async with batch as job:
+        await _check(plan, job, about)
+    async with workers as together:
+
+        def progress(total: int | None) -> BatchProgress:
+            return together.progress(total=total)
+
+        async def work() -> None:
+            async for _ in together:
+                pass
+
+        interrupted = await _attend(plan, together, work, progress)
+    return interrupted, together.stopped
+
+
+async def _check(plan: Plan, job: "Batch", about: dict[str, Any]) -> None:
+    """Hold the inputs against what is recorded, before anything is sent."""
+    for warning in job.warnings:
+        note(warning)
     if plan.strict:
         await anyio.to_thread.run_sync(_refuse_bad_lines, plan)
     if job.input not in (None, about) and plan.running.on_change == "error":
         await _refuse_changes(plan, job)
-    source = await anyio.to_thread.run_sync(_open, plan)
-    total: list[int] = []
     if job.recorded:
         note(f"{job.recorded} inputs are recorded already")
 
-    def progress() -> Any:  # noqa: ANN401  a BatchProgress
-        done = source.position / source.size if source.size else None
-        return job.progress(total=total[0] if total else None, position=done)
+
+def _again(plan: Plan) -> dict[str, Any]:
+    return {"arguments": plan.arguments, "directory": str(Path.cwd())}
+
+
+async def _attend(
+    plan: Plan,
+    job: "_Job",
+    work: Callable[[], Awaitable[None]],
+    progress: Callable[[int | None], BatchProgress],
+) -> int | None:
+    """Show progress and heed signals while it runs; return the signal that ended it early, if one did."""
+    total: list[int] = []
 
     async def count() -> None:
         if plan.source != "-":
@@ -264,21 +331,17 @@ async def _work(plan: Plan, job: "Batch") -> int | None:
                 )
                 total.extend(() if number is None else (number,))
 
+    def show() -> BatchProgress:
+        return progress(total[0] if total else None)
+
     errors: list[Exception] = []  # not through the group, which would wrap it
     with _Interrupts(job, plan.caps.grace) as interrupts:
         async with anyio.create_task_group() as group:
             group.start_soon(count)
-            group.start_soon(show_progress, progress, plan.outputs.progress)
+            group.start_soon(show_progress, show, plan.outputs.progress)
             with interrupts.scope:
                 try:
-                    run = job.run(
-                        source,
-                        layout=plan.layout,
-                        about=about,
-                        again={"arguments": plan.arguments, "directory": str(Path.cwd())},
-                    )
-                    async for _ in run:
-                        pass
+                    await work()
                 except (JournalError, SourceError, ValueError) as error:
                     errors.append(error)
             group.cancel_scope.cancel()
@@ -345,10 +408,17 @@ async def _refuse_changes(plan: Plan, job: "Batch") -> None:
     )
 
 
+class _Job(Protocol):
+    """What can be interrupted: a batch, or the workers that run one."""
+
+    def load(self) -> tuple[int, int, float]: ...
+    def drain(self) -> None: ...
+
+
 class _Interrupts:
     """Signals: the first one drains, the second cancels, the third is the end."""
 
-    def __init__(self, job: "Batch", grace: float) -> None:
+    def __init__(self, job: "_Job", grace: float) -> None:
         self._job = job
         self._grace = grace
         self._count = 0

@@ -360,7 +360,8 @@ class Leasehold:
         """Spend a request and its tokens."""
         requests, tokens = self._left
         cost = 0.0 if tokens is None else self._cost(now, ask)
-        hold.requests += ((self._requests, self._requests.take(now)),)
+        if requests is not None:  # else each of the last minute would be remembered for nothing
+            hold.requests += ((self._requests, self._requests.take(now)),)
         if tokens is not None:
             hold.tokens += ((self._tokens, self._tokens.take(now, *ask.size)),)
             tokens -= cost

@@ -502,6 +502,8 @@ def test_job_without_limits_is_not_limited() -> None:
     job.world.run(1)
     assert worker.sent == 1000
     assert worker.leasehold.slots is None
+    said = worker.leasehold.renewal(1, 0, 0)
+    assert said.used == Amounts()  # nothing is remembered that nobody counts
 
 
 def _ask() -> Ask:

@@ -11,6 +11,7 @@ import pytest
 from asyncchat.batch.check import Check, by_schema, by_type
 from asyncchat.batch.item import BadItem, Item
 from asyncchat.batch.ledger import Ledger
+from asyncchat.batch.meter import Meter
 from asyncchat.batch.options import BatchOptions, Price
 from asyncchat.batch.work import Todo, Work
 from asyncchat.errors import (
@@ -83,7 +84,7 @@ class Bench:
         self.ledger = Ledger(self.directory, made)
         self.ledger.begin({}, {}, {})
         self.asker = FakeAsker(*given)
-        work = Work(self.ledger, cast("Asker", self.asker), made, check)
+        work = Work(self.ledger, cast("Asker", self.asker), made, check, Meter(0.0))
         work.clock, work.rand = lambda: self.now, lambda: 1.0
         work.give = lambda todo, record: self.given.append((todo.key, record))
         return work
@@ -647,7 +648,7 @@ async def test_what_is_given_is_what_is_recorded(bench: Bench) -> None:
 async def test_work_that_nobody_listens_to_is_done(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, BatchOptions(fsync="never"))
     ledger.begin({}, {}, {})
-    work = Work(ledger, cast("Asker", FakeAsker("yes")), BatchOptions(), None)
+    work = Work(ledger, cast("Asker", FakeAsker("yes")), BatchOptions(), None, Meter(0.0))
     await work.ask(taken(work))
     assert 0 <= work.rand() < 1
     ledger.close()

@@ -386,6 +386,8 @@ def scan(directory: Path) -> Iterator[tuple[Outcome, Place, bytes]]:
                         with suppress(ValueError):  # sound, and of another version
                             yield decode_outcome(line), Place(number, offset), line
                     offset += len(line)
+        except FileNotFoundError:
+            continue  # an empty one, which whoever begins to run the job has just taken away
         except OSError as error:
             raise _unreadable(path, error) from error
 

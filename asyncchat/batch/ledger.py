@@ -181,9 +181,7 @@ class Ledger:
             self._scan()
         self._has_begun = True
         before = self._job
-        given = msgspec.json.decode(
-            _encode(options)
-        )  # as it will be read: a tuple is a list there
+        given = msgspec.json.decode(_encode(options))  # as it will be read: a tuple is a list
         if before is not None and self.known and before.options != given:
             names = sorted(
                 name

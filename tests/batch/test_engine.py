@@ -597,8 +597,8 @@ async def test_in_an_outage_one_request_at_a_time_finds_out_and_all_are_answered
         return Reply().cut(after=0)
 
     async with Served(answer) as served:
-        records = await served.run(tmp_path, prompts(300))
-    assert codes(records) == {"": 300}
+        records = await served.run(tmp_path, prompts(120))
+    assert codes(records) == {"": 120}
     assert most == 1
     late = [at for at in times if ends - 1700 < at < ends]
     assert 50 < len(late) < 110
@@ -647,13 +647,13 @@ async def test_endpoint_that_refuses_for_good_stops_the_batch_and_nothing_is_rec
     tmp_path: Path, reply: Callable[[], Reply]
 ) -> None:
     async with Served(lambda _: slow(reply())) as served:
-        assert await served.run(tmp_path, prompts(300)) == []
+        assert await served.run(tmp_path, prompts(80)) == []
         assert served.job.stopped is not None
         assert served.job.stopped.reason == "endpoint"
         assert len(served.server.requests) <= 25
         assert lines_of(tmp_path) == []
         served.server.otherwise(lambda _: Reply().say("x"))
-        assert codes(await served.run(tmp_path, prompts(300))) == {"": 300}
+        assert codes(await served.run(tmp_path, prompts(80))) == {"": 80}
 
 
 @timeless
@@ -1164,8 +1164,8 @@ async def test_left_to_itself_it_finds_out_how_many_the_servers_bear(tmp_path: P
         return slow(Reply().say("x"))
 
     async with Served(answer) as served:
-        records = await served.run(tmp_path, prompts(600))
-        assert codes(records) == {"": 600}
+        records = await served.run(tmp_path, prompts(350))
+        assert codes(records) == {"": 350}
         assert 20 < served.most_alive < 90
         async with served.client.batch(tmp_path) as job:
             assert 8 <= job.load()[1] <= 90
@@ -1310,7 +1310,7 @@ def _kinds() -> list[Callable[[], Reply]]:
 
 
 @settings(
-    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.integers(0, 2**32))
 def test_a_thousand_errors_mixed_end_in_one_record_for_each_input(
@@ -1324,7 +1324,7 @@ def test_a_thousand_errors_mixed_end_in_one_record_for_each_input(
         kinds = _kinds()
         left = {
             f"p{n}": [rand.choice(kinds) for _ in range(rand.choice([0, 0, 1, 2, 7]))]
-            for n in range(150)
+            for n in range(120)
         }
 
         def answer(request: ReceivedRequest) -> Reply:
@@ -1334,13 +1334,13 @@ def test_a_thousand_errors_mixed_end_in_one_record_for_each_input(
         async with Served(answer) as served:
             with anyio.fail_after(100_000):
                 for _ in range(20):
-                    await served.run(directory, prompts(150), stream=bool(seed % 2), max_wait=1e9)
+                    await served.run(directory, prompts(120), stream=bool(seed % 2), max_wait=1e9)
                     if served.job.stopped is None:
                         break
             found = recorded(directory)
-            assert set(found) == keys(150)
-            assert len(lines_of(directory)) == 150
-            assert await served.run(directory, prompts(150), stream=bool(seed % 2)) == []
+            assert set(found) == keys(120)
+            assert len(lines_of(directory)) == 120
+            assert await served.run(directory, prompts(120), stream=bool(seed % 2)) == []
 
     play()
 
@@ -1349,7 +1349,7 @@ def test_a_thousand_errors_mixed_end_in_one_record_for_each_input(
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.integers(0, 2**32))
 def test_any_sequence_of_runs_and_ends_asks_nothing_twice_that_is_recorded(

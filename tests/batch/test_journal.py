@@ -272,6 +272,16 @@ def test_damage_in_the_middle_loses_what_it_hit_and_nothing_else(
         assert outcome.ok
 
 
+def test_file_that_goes_while_the_job_is_read_was_empty(tmp_path: Path) -> None:
+    """Who looks at a job holds no lock, and who begins to run it takes empty files away."""
+    (tmp_path / "done-0001.jsonl").write_bytes(line_of("a"))
+    (tmp_path / "done-0002.jsonl").write_bytes(b"")
+    reading = scan(tmp_path)
+    assert next(reading)[0].custom_id == "a"
+    repair(tmp_path)
+    assert list(reading) == []
+
+
 def test_sound_line_that_is_no_record_is_left_out(tmp_path: Path) -> None:
     import zlib
 

@@ -72,7 +72,7 @@ async def play(job: Path, *, count: int, kills: int, seed: int, faults: float) -
 
 
 async def test_killed_three_times_a_batch_is_exactly_right(tmp_path: Path) -> None:
-    await play(tmp_path / "job", count=400, kills=3, seed=1, faults=0.1)
+    await play(tmp_path / "job", count=300, kills=3, seed=1, faults=0.1)
 
 
 @pytest.mark.slow

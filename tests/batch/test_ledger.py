@@ -161,6 +161,8 @@ def test_job_keeps_its_name_and_notes_how_it_was_run(tmp_path: Path) -> None:
     answer(ledger, "a")
     ledger = reopened(ledger)
     assert ledger.input == {"name": "other"}
+    ledger.begin({"name": "third"}, {"model": "n"}, {})
+    assert (ledger.job.input, ledger.job.run) == ({"name": "third"}, {})
     ledger.close()
 
 
@@ -182,6 +184,9 @@ def test_options_are_compared_as_json_has_them(tmp_path: Path) -> None:
     answer(ledger, "a")
     ledger = reopened(ledger)
     ledger.begin({}, {**options, "temperature": 1.0}, {})
+    assert ledger.standing("a", ONE) == "recorded"
+    ledger.begin({}, options, {})  # another run of the same: nothing was seen in it yet
+    assert ledger.standing("a", ONE) == "recorded"
     ledger.close()
 
 

@@ -1,6 +1,6 @@
 """A driver program of the tests: `python -m tests.bridges.ray_driver '{...}'` runs a job on a Ray of its own.
 
-What came is written as JSON to `result`: a dataset's rows, or, where there is a `plan`, the outcomes of its file.
+The rows that came are written as JSON to `result`.
 
 With `nodes` it makes a cluster of so many, puts the holder of the limits on the last one, and takes away a node at each of the
 `losses`, which are numbers of records: first one without the holder, then the one with it.
@@ -14,14 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
-import msgspec
 import ray
 import ray.data
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from asyncchat.batch.plan import Plan
 from asyncchat.batch.shards import Shards
 from asyncchat.bridges import ray as bridge
 
@@ -54,9 +51,7 @@ def main() -> None:
             num_cpus=3, include_dashboard=False, object_store_memory=STORE, log_to_driver=False
         )
     try:
-        plan = how.pop("plan", None)
-        found = run(**how) if plan is None else anyio.run(run_file, plan)
-        result.write_text(json.dumps(found))
+        result.write_text(json.dumps(run(**how)))
     finally:
         ray.shutdown()
         if cluster is not None:
@@ -68,13 +63,6 @@ def run(inputs: int, **how: Any) -> list[Any]:
     dataset = ray.data.from_items(rows, override_num_blocks=12)
     out = bridge.run(dataset, model="m", prompt="{text}", id_column="id", stream=False, **how)
     return [[row["id"], row["text"], row["error"]] for row in out.take_all()]
-
-
-async def run_file(plan: dict[str, Any]) -> list[Any]:
-    async with bridge.RayProcesses(msgspec.convert(plan, Plan), 2) as job:
-        outcomes = [[outcome.custom_id, outcome.ok] async for outcome in job]
-        progress = job.progress()
-    return [outcomes, progress.done, job.skipped, job.stopped and job.stopped.reason]
 
 
 def lose(cluster: Cluster, nodes: list[Any], losses: list[int], journal: str) -> None:

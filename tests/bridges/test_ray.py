@@ -261,8 +261,7 @@ class Driver:
 
 def driver_of(tmp_path: Path, server: Counting, **how: Any) -> Driver:
     """`ray_driver`, with such arguments."""
-    if "plan" not in how:
-        how = {"journal": str(tmp_path / "job"), "base_url": server.base_url, **how}
+    how |= {"journal": str(tmp_path / "job"), "base_url": server.base_url}
     how["result"] = str(tmp_path / "result.json")
     return Driver(tmp_path, ["-m", "tests.bridges.ray_driver", json.dumps(how)])
 
@@ -328,27 +327,3 @@ def test_killed_driver_is_run_again_and_pays_twice_only_for_what_was_in_flight(
     with driver_of(tmp_path, server, **how) as driver:
         assert exact(driver.result(), 400)
     assert server.requests <= 400 + 24
-
-
-@needs_ray
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_file_is_asked_by_workers_that_ray_places(tmp_path: Path, server: Counting) -> None:
-    source = tmp_path / "in.jsonl"
-    source.write_text(
-        "".join(json.dumps({"custom_id": f"k{n}", "prompt": f"q{n}"}) + "\n" for n in range(200))
-    )
-    plan = {
-        "job": str(tmp_path / "job"),
-        "source": str(source),
-        "base_url": server.base_url,
-        "model": "m",
-        "batch": {"stream": False, "max_items": 1000},
-        "concurrency": 16,
-    }
-    with driver_of(tmp_path, server, plan=plan) as driver:
-        outcomes, done, skipped, stopped = driver.result()
-    assert sorted(map(tuple, outcomes)) == sorted((f"k{n}", True) for n in range(200))
-    assert (done, skipped, stopped) == (200, 0, None)
-    assert server.requests == 200
-    assert server.most_in_flight <= 16

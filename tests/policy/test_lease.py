@@ -201,7 +201,9 @@ def _size(tokens: int) -> tuple[int, float]:
     lost=st.sampled_from([0.0, 0.2]),
     doubled=st.sampled_from([0.0, 0.3]),
     deaths=st.lists(st.floats(1, 130), max_size=6),
-    holder_deaths=st.lists(st.tuples(st.floats(1, 130), st.floats(0, 20)), max_size=3),
+    holder_deaths=st.lists(
+        st.tuples(st.floats(1, 130), st.floats(0, 20), st.booleans()), max_size=3
+    ),
 )
 def test_no_minute_has_more_than_the_limit_whoever_dies_and_whatever_is_late(
     seed: int,
@@ -212,7 +214,7 @@ def test_no_minute_has_more_than_the_limit_whoever_dies_and_whatever_is_late(
     lost: float,
     doubled: float,
     deaths: list[float],
-    holder_deaths: list[tuple[float, float]],
+    holder_deaths: list[tuple[float, float, bool]],
 ) -> None:
     job = Job(seed, Net(longest, lost, doubled), rpm=rpm, tpm=tpm)
     rand = job.world.random
@@ -230,8 +232,14 @@ def test_no_minute_has_more_than_the_limit_whoever_dies_and_whatever_is_late(
         job.world.after(rand.uniform(0, 3), begin)
     for at in deaths:
         job.world.after(at + 3, die)
-    for at, down in holder_deaths:
-        job.world.after(at, partial(job.lose_holder, down))
+
+    def lose(down: float, takes_all: bool) -> None:
+        job.lose_holder(down)
+        for _ in [worker for worker in job.workers if not worker.is_dead and takes_all]:
+            die()
+
+    for at, down, takes_all in holder_deaths:
+        job.world.after(at, partial(lose, down, takes_all))
     job.world.run(200)
     assert job.requests <= rpm
     assert job.tokens <= tpm

@@ -23,6 +23,7 @@ from yarl import URL
 from asyncchat._version import __version__
 from asyncchat.client.forks import forget_in_child, keep_for_parent
 from asyncchat.client.reply import Reply, late, now
+from asyncchat.client.tasks import Waits
 from asyncchat.client.transport import Use, make_connector
 from asyncchat.errors import (
     APIConnectionError,
@@ -59,13 +60,11 @@ class _Open:
         self.http = http
         self.guard: AsyncGenerator[None, None] | None = None
         self.replies: set[Reply] = set()
-        self.sending: set[asyncio.Timeout] = set()
+        self.sending = Waits()
 
     def end(self) -> None:
         """Wake everybody who waits for this session."""
-        for scope in list(self.sending):
-            if not scope.expired():
-                scope.reschedule(0)
+        self.sending.end()
         for reply in list(self.replies):
             reply.fail(PoolClosed("the client was closed while the answer was being read"))
 
@@ -189,10 +188,8 @@ class Session:
             sent_at = now()
             use = Use.of_this_request()
             failure: Exception
-            scope = asyncio.timeout(_shorter(deadline, timeout.first))
-            opened.sending.add(scope)
             try:
-                async with scope:
+                with opened.sending.within(_shorter(deadline, timeout.first)):
                     response = await opened.http.post(
                         url,
                         data=self._body(request, stream=stream),
@@ -203,8 +200,6 @@ class Session:
                 break
             except (aiohttp.ClientError, OSError, RuntimeError) as error:
                 failure = error
-            finally:
-                opened.sending.discard(scope)
             if not self._may_resend(failure, use, resends):
                 failure = self._mapped(failure, timeout, deadline)
                 # Raised outside the `except`, so that it drags no foreign traceback along: its frames hold the key.

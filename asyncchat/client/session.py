@@ -50,6 +50,15 @@ _MOST_RESENDS = 2
 _LARGE_BODY = 2**20  # aiohttp warns of larger bodies given as bytes
 _HEADER_BYTES = 2**16
 
+_HEADERS = {
+    "Content-Type": "application/json",
+    # Compression would hold tokens back, and a bomb costs more than the wire.
+    "Accept-Encoding": "identity",
+    "User-Agent": f"asyncchat/{__version__}",
+}
+_FOR_JSON = CIMultiDict(_HEADERS, Accept="application/json")
+_FOR_EVENTS = CIMultiDict(_HEADERS, Accept="text/event-stream")
+
 
 class _Open:
     """What a session has open in one event loop."""
@@ -60,7 +69,7 @@ class _Open:
         self.http = http
         self.guard: AsyncGenerator[None, None] | None = None
         self.replies: set[Reply] = set()
-        self.sending = Waits()
+        self.sending = Waits(asyncio.get_running_loop())
 
     def end(self) -> None:
         """Wake everybody who waits for this session."""
@@ -110,6 +119,7 @@ class Session:
         """Whether streams ask for their usage; off once the server has refused it."""
         self._given_keys: dict[Key, Secret] = {}  # what each function gave last
         self._extra_headers = endpoint.headers or {}
+        self._bearer = "Bearer " if endpoint.key_header.lower() == "authorization" else ""
         self._ssl = ssl_context
         self._trust_env = trust_env
         self._given = http
@@ -256,24 +266,15 @@ class Session:
         *,
         stream: bool,
     ) -> CIMultiDict[str]:
-        headers: CIMultiDict[str] = CIMultiDict(
-            {
-                "Content-Type": "application/json",
-                "Accept": "text/event-stream" if stream else "application/json",
-                # Compression would hold tokens back, and a bomb costs more than the wire.
-                "Accept-Encoding": "identity",
-                "User-Agent": f"asyncchat/{__version__}",
-            }
-        )
+        headers: CIMultiDict[str] = CIMultiDict(_FOR_EVENTS if stream else _FOR_JSON)
         if secret is not None:
-            name = self.endpoint.key_header
-            bearer = "Bearer " if name.lower() == "authorization" else ""
-            headers[name] = bearer + secret.reveal()
+            headers[self.endpoint.key_header] = self._bearer + secret.reveal()
         if idempotency_key:
             headers["Idempotency-Key"] = idempotency_key
         if stream and self._closes_streams:
             headers["Connection"] = "close"
-        headers.update(self._extra_headers)
+        if self._extra_headers:
+            headers.update(self._extra_headers)
         if extra:
             headers.update(extra)
         return headers

@@ -66,9 +66,10 @@ class Waits:
     quarter of `asyncio.timeout`, most of which is its timer.
     """
 
-    __slots__ = ("_timer", "waiting")
+    __slots__ = ("_timer", "loop", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
         self.waiting: set[Wait] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -84,17 +85,17 @@ class Waits:
             self._timer.cancel()
             self._timer = None
 
-    def watch(self, loop: asyncio.AbstractEventLoop, until: float) -> None:
+    def watch(self, until: float) -> None:
         """See to it that a wait ends at a time."""
         if self._timer is None or until < self._timer.when():
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = loop.call_at(until, self._look, loop, until)
+            self._timer = self.loop.call_at(until, self._look, until)
 
-    def _look(self, loop: asyncio.AbstractEventLoop, at: float) -> None:
+    def _look(self, at: float) -> None:
         """End the waits whose time has come, and set the timer for the next."""
         self._timer = None
-        at = max(at, loop.time())
+        at = max(at, self.loop.time())
         left: list[float] = []
         for wait in self.waiting:
             if wait.until > at:
@@ -102,7 +103,7 @@ class Waits:
             else:
                 wait.end()
         if left and (soonest := min(left)) < inf:
-            self.watch(loop, soonest)
+            self.watch(soonest)
 
 
 class Wait:
@@ -123,17 +124,18 @@ class Wait:
         self.was_ended = False
 
     def __enter__(self) -> Self:
-        task = self._task = asyncio.current_task()
+        waits, seconds = self._waits, self._seconds
+        # Told of the loop, since asking for the running one is a system call in some versions of Python.
+        task = self._task = asyncio.current_task(waits.loop)
         assert task is not None
         self._cancellations = task.cancelling()
-        self._waits.waiting.add(self)
-        if self._seconds is not None:
-            loop = task.get_loop()
-            self.until = loop.time() + self._seconds
-            if self._seconds > 0:
-                self._waits.watch(loop, self.until)
+        waits.waiting.add(self)
+        if seconds is not None:
+            self.until = waits.loop.time() + seconds
+            if seconds > 0:
+                waits.watch(self.until)
             else:
-                loop.call_soon(self.end)  # before anything that the block has others do
+                waits.loop.call_soon(self.end)  # before anything that the block has others do
         return self
 
     def end(self) -> None:

@@ -206,7 +206,7 @@ async def outcome_of(
 @contextlib.asynccontextmanager
 async def wait(seconds: float | None) -> AsyncIterator[None]:
     """One of `Waits`, entered as `asyncio.timeout` is."""
-    with Waits().within(seconds):
+    with Waits(asyncio.get_running_loop()).within(seconds):
         yield
 
 
@@ -288,7 +288,7 @@ async def lasting(waits: Waits, seconds: float | None, over: list[float | None])
 
 
 async def test_waits_end_in_the_order_of_their_times_and_not_of_their_beginnings() -> None:
-    waits, over = Waits(), list[float | None]()
+    waits, over = Waits(asyncio.get_running_loop()), list[float | None]()
     times = [0.03, 0.01, 60.0, 0.02, None, 0.01]
     tasks = [start(lasting(waits, seconds, over)) for seconds in times]
     await asyncio.wait(tasks[:2] + tasks[3:4] + tasks[5:])
@@ -304,7 +304,7 @@ async def test_waits_end_in_the_order_of_their_times_and_not_of_their_beginnings
 
 async def test_waits_of_one_length_share_a_timer() -> None:
     loop = asyncio.get_running_loop()
-    waits, before = Waits(), len(vars(loop)["_scheduled"])
+    waits, before = Waits(asyncio.get_running_loop()), len(vars(loop)["_scheduled"])
     for _ in range(10):
         with waits.within(60):
             await asyncio.sleep(0)
@@ -313,7 +313,7 @@ async def test_waits_of_one_length_share_a_timer() -> None:
 
 
 async def test_wait_that_is_over_cancels_nobody() -> None:
-    waits = Waits()
+    waits = Waits(asyncio.get_running_loop())
     for seconds in (0, 0.001):
         with waits.within(seconds):
             pass
@@ -324,7 +324,7 @@ async def test_wait_that_is_over_cancels_nobody() -> None:
 
 
 async def test_waits_leave_no_garbage() -> None:
-    waits = Waits()
+    waits = Waits(asyncio.get_running_loop())
     gc.collect()
     for seconds in (60, 0, 0.001):
         with contextlib.suppress(TimeoutError), waits.within(seconds):

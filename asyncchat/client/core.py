@@ -14,7 +14,7 @@ from asyncchat.client.stream import ChatStream, Opened
 from asyncchat.policy.limits import Limits
 from asyncchat.policy.retry import Resume, RetryPolicy
 from asyncchat.policy.timeout import Timeout
-from asyncchat.protocol.answer import AnswerReader
+from asyncchat.protocol.answer import AnswerReader, plain_answer
 from asyncchat.protocol.request import ChatRequest, Messages
 from asyncchat.protocol.response import Completion
 from asyncchat.protocol.schema import Dialect, OutputType
@@ -40,7 +40,7 @@ class Settings(msgspec.Struct, frozen=True):
 class Core:
     """What `AsyncChat` and its `chat` share: the pool, and what turns a call into a request."""
 
-    __slots__ = ("dialects", "has_models", "lacks_key", "pool", "settings")
+    __slots__ = ("dialects", "has_models", "is_plain", "lacks_key", "pool", "settings")
 
     def __init__(self, pool: SessionPool, settings: Settings) -> None:
         self.pool = pool
@@ -49,6 +49,8 @@ class Core:
             session.base_url == OPENAI and not session.has_key for session in pool.sessions
         )
         self.dialects: set[Dialect] = {server.endpoint.dialect for server in pool.servers}
+        self.is_plain = not (settings.split_think_tags or settings.cumulative_content)
+        """Whether answers say what they mean, and need no care of ours."""
         self.has_models = any(server.endpoint.model for server in pool.servers)
 
     def request(
@@ -88,16 +90,18 @@ class Core:
 
         async def take(
             reply: Reply, place: Place
-        ) -> tuple[AnswerReader, Completion, Place, bytes]:
+        ) -> tuple[AnswerReader | None, Completion, Place, bytes]:
             reply.alive(watched=False)
             body = await reply.read_all(self.settings.limits.max_event_bytes)
-            reader = self.reader(reply.content_type, request.n)
-            answer = reader.read_whole(body)
+            answer, reader = plain_answer(body, request.n) if self.is_plain else None, None
+            if answer is None:
+                reader = self.reader(reply.content_type, request.n)
+                answer = reader.assemble(body)
             answer.http = reply.http
             place.began(reply)
             return reader, answer, place, body
 
-        def drop(whole: tuple[AnswerReader, Completion, Place, bytes]) -> None:
+        def drop(whole: tuple[AnswerReader | None, Completion, Place, bytes]) -> None:
             whole[2].left(whole[0])
 
         reader, answer, place, body = await self.pool.run(

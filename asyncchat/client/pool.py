@@ -5,8 +5,8 @@ a request goes next is decided in `policy`; this carries it out.
 """
 
 import asyncio
+import os
 import random
-import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
@@ -134,7 +134,7 @@ class _Ticket:
         total = None if call.is_patient else call.timeout.total
         self.deadline = None if total is None else self.started + total
         # One for all attempts: a server that knows the header answers once.
-        self.key = call.key or secrets.token_hex(16)
+        self.key = call.key or os.urandom(16).hex()
         self.attempts = 0
         self.free = 0  # attempts that do not count, since no server has begun to work on them
         self.resumed = 0
@@ -206,7 +206,7 @@ class Place:
             reply.on_failed = self.release
             self._pool.began(self, reply)
 
-    def finished(self, reader: AnswerReader, answer: Completion) -> None:
+    def finished(self, reader: AnswerReader | None, answer: Completion) -> None:
         """The answer is whole: give the place to the next in line."""
         if not self._is_over:
             self._is_over = True
@@ -252,6 +252,8 @@ class SessionPool:
         )
         self.line = Line(self.servers, limits)
         self._session_of = dict(zip(self.servers, self.sessions, strict=True))
+        self.is_closed = False
+        """Whether it can send no more."""
         self._limits = limits
         self._observers = observers or Observers()
         self._pauses: set[asyncio.Timeout] = set()
@@ -313,11 +315,6 @@ class SessionPool:
             rates,
         )
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether it can send no more."""
-        return any(session.is_closed for session in self.sessions)
-
     def adapt(self) -> None:
         """From now on find out how many requests at once each key of each endpoint bears."""
         for server in self.servers:
@@ -325,6 +322,7 @@ class SessionPool:
 
     async def close(self) -> None:
         """End everything: who waits or reads gets `PoolClosed`. Idempotent."""
+        self.is_closed = True
         for session in self.sessions:
             session.is_closed = True
         self.line.close()
@@ -595,11 +593,11 @@ class SessionPool:
                 AnswerStarted(ticket.number, place.attempt, place.endpoint, seconds)
             )
 
-    def finished(self, place: Place, reader: AnswerReader, answer: Completion) -> None:
+    def finished(self, place: Place, reader: AnswerReader | None, answer: Completion) -> None:
         """An answer is whole. For `Place`."""
         self._finished += 1
         place.hold.lane.finished()
-        self._lenient += reader.lenient_decodes
+        self._lenient += reader.lenient_decodes if reader is not None else 0
         ticket, usage = place.ticket, answer.usage
         if ticket.ask.is_measured and usage is not None and usage.total_tokens:
             place.hold.lane.cost(place.hold, usage.total_tokens)

@@ -196,17 +196,20 @@ class Reply:
         Raises:
             LimitExceeded: it is larger than `most` bytes. And as `read`.
         """
-        data = await self.read()
-        pieces = [data]
-        size = len(data)
-        while data:
-            if size > most:
-                self.close()
-                raise LimitExceeded(f"the answer is larger than {most} bytes")
-            data = await self.read()
-            pieces.append(data)
-            size += len(data)
-        return pieces[0] if len(pieces) == 2 else b"".join(pieces)
+        content = self._content
+        if content.is_eof() and content.exception() is None:
+            pieces = [content.read_nowait()]  # it has come with its headers, as short ones do
+            self._end()
+            size = len(pieces[0])
+        else:
+            pieces, size = [], 0
+            while size <= most and (data := await self.read()):
+                pieces.append(data)
+                size += len(data)
+        if size > most:
+            self.close()
+            raise LimitExceeded(f"the answer is larger than {most} bytes")
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _left_over(self) -> bytes:
         """What arrived before the failure and was not read yet: aiohttp itself would drop it."""

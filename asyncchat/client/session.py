@@ -23,6 +23,7 @@ from yarl import URL
 from asyncchat._version import __version__
 from asyncchat.client.forks import forget_in_child, keep_for_parent
 from asyncchat.client.reply import Reply, late, now
+from asyncchat.client.tasks import Waits
 from asyncchat.client.transport import Use, make_connector
 from asyncchat.errors import (
     APIConnectionError,
@@ -49,6 +50,15 @@ _MOST_RESENDS = 2
 _LARGE_BODY = 2**20  # aiohttp warns of larger bodies given as bytes
 _HEADER_BYTES = 2**16
 
+_HEADERS = {
+    "Content-Type": "application/json",
+    # Compression would hold tokens back, and a bomb costs more than the wire.
+    "Accept-Encoding": "identity",
+    "User-Agent": f"asyncchat/{__version__}",
+}
+_FOR_JSON = CIMultiDict(_HEADERS, Accept="application/json")
+_FOR_EVENTS = CIMultiDict(_HEADERS, Accept="text/event-stream")
+
 
 class _Open:
     """What a session has open in one event loop."""
@@ -59,13 +69,11 @@ class _Open:
         self.http = http
         self.guard: AsyncGenerator[None, None] | None = None
         self.replies: set[Reply] = set()
-        self.sending: set[asyncio.Timeout] = set()
+        self.sending = Waits(asyncio.get_running_loop())
 
     def end(self) -> None:
         """Wake everybody who waits for this session."""
-        for scope in list(self.sending):
-            if not scope.expired():
-                scope.reschedule(0)
+        self.sending.end()
         for reply in list(self.replies):
             reply.fail(PoolClosed("the client was closed while the answer was being read"))
 
@@ -111,6 +119,7 @@ class Session:
         """Whether streams ask for their usage; off once the server has refused it."""
         self._given_keys: dict[Key, Secret] = {}  # what each function gave last
         self._extra_headers = endpoint.headers or {}
+        self._bearer = "Bearer " if endpoint.key_header.lower() == "authorization" else ""
         self._ssl = ssl_context
         self._trust_env = trust_env
         self._given = http
@@ -189,10 +198,8 @@ class Session:
             sent_at = now()
             use = Use.of_this_request()
             failure: Exception
-            scope = asyncio.timeout(_shorter(deadline, timeout.first))
-            opened.sending.add(scope)
             try:
-                async with scope:
+                with opened.sending.within(_shorter(deadline, timeout.first)):
                     response = await opened.http.post(
                         url,
                         data=self._body(request, stream=stream),
@@ -203,8 +210,6 @@ class Session:
                 break
             except (aiohttp.ClientError, OSError, RuntimeError) as error:
                 failure = error
-            finally:
-                opened.sending.discard(scope)
             if not self._may_resend(failure, use, resends):
                 failure = self._mapped(failure, timeout, deadline)
                 # Raised outside the `except`, so that it drags no foreign traceback along: its frames hold the key.
@@ -261,24 +266,15 @@ class Session:
         *,
         stream: bool,
     ) -> CIMultiDict[str]:
-        headers: CIMultiDict[str] = CIMultiDict(
-            {
-                "Content-Type": "application/json",
-                "Accept": "text/event-stream" if stream else "application/json",
-                # Compression would hold tokens back, and a bomb costs more than the wire.
-                "Accept-Encoding": "identity",
-                "User-Agent": f"asyncchat/{__version__}",
-            }
-        )
+        headers: CIMultiDict[str] = CIMultiDict(_FOR_EVENTS if stream else _FOR_JSON)
         if secret is not None:
-            name = self.endpoint.key_header
-            bearer = "Bearer " if name.lower() == "authorization" else ""
-            headers[name] = bearer + secret.reveal()
+            headers[self.endpoint.key_header] = self._bearer + secret.reveal()
         if idempotency_key:
             headers["Idempotency-Key"] = idempotency_key
         if stream and self._closes_streams:
             headers["Connection"] = "close"
-        headers.update(self._extra_headers)
+        if self._extra_headers:
+            headers.update(self._extra_headers)
         if extra:
             headers.update(extra)
         return headers

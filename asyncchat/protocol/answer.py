@@ -55,7 +55,7 @@ from asyncchat.protocol.sse import MAX_EVENT_BYTES, SSEParser
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MAX_ANSWER_BYTES", "AnswerReader"]
+__all__ = ["MAX_ANSWER_BYTES", "AnswerReader", "plain_answer"]
 
 MAX_ANSWER_BYTES = 256 * 2**20
 
@@ -226,11 +226,15 @@ class AnswerReader:
         `Completion`; everything else goes the way of a stream.
         """
         if self._lean and len(body) <= self._max_event_bytes:
-            made = _whole(body)
-            if made is not None and len(made.choices) == self._n:
+            made = plain_answer(body, self._n)
+            if made is not None:
                 self.completion = made
                 self.done = True
                 return made
+        return self.assemble(body)
+
+    def assemble(self, body: bytes) -> Completion:
+        """Read a body that is there in one piece as if it were a stream. Raises as `finish` does."""
         self.events = False
         self.feed(body)
         return self.finish()
@@ -596,8 +600,8 @@ def _lone_half(choice: int, name: str, call: int) -> Chunk:
     return Chunk(choices=[ChunkChoice(index=choice, delta=delta)])
 
 
-def _whole(body: bytes) -> Completion | None:
-    """Decode a JSON answer that needs none of the assembler's care, or return None."""
+def plain_answer(body: bytes, n: int = 1) -> Completion | None:
+    """Decode a JSON answer of `n` choices that needs none of the assembler's care, or return None."""
     made: Completion | None
     try:
         made = _decode_completion(body)
@@ -607,12 +611,14 @@ def _whole(body: bytes) -> Completion | None:
         except _REFUSED:
             return None
         made = completion_with_extra(source) if isinstance(source, dict) else None
-    return made if made is not None and _is_well_made(made) else None
+    return made if made is not None and _is_well_made(made, n) else None
 
 
-def _is_well_made(made: Completion) -> bool:
+def _is_well_made(made: Completion, n: int) -> bool:
     usage = made.usage
     if made.object == "error" or not (usage is None or usage.total_tokens is not None):
+        return False
+    if len(made.choices) != n:
         return False
     for position, choice in enumerate(made.choices):
         message = choice.message

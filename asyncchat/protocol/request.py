@@ -381,11 +381,16 @@ def _length(value: object) -> int:
     return 0
 
 
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
 def _settled(value: object) -> object:
     """A value as it can be encoded, more than once: a retry sends the same again.
 
     msgspec would encode a struct of ours by its fields, and unknown ones under our name for them.
     """
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, Model):
         return value.to_dict()
     if isinstance(value, (list, tuple, Iterator)):

@@ -15,7 +15,7 @@ import anyio
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
-__all__ = ["BlockTasks", "Waits", "is_being_cancelled"]
+__all__ = ["BlockTasks", "Wait", "Waits", "is_being_cancelled"]
 
 
 class BlockTasks:

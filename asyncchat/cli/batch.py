@@ -6,6 +6,9 @@ reached, 130 and 143 interrupted; after all but 0 to 2 the same command goes on.
 """
 
 import os
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,11 +17,19 @@ from cyclopts import App, Parameter
 
 from asyncchat.cli.progress import ProgressStyle
 from asyncchat.cli.target import Sampling, Target
-from asyncchat.cli.terminal import ARGUMENTS, UsageError, note, run, show
+from asyncchat.cli.terminal import ARGUMENTS, TYPED, UsageError, note, run, show
 
 __all__ = ["Caps", "Outputs", "Rows", "Running", "arguments_to_run_again", "command"]
 
 command = App(name="batch", help="Ask everything in a file, and lose nothing whatever happens.")
+
+
+def _no_option(_kind: object, value: str) -> None:
+    if value.startswith("-") and value != "-":
+        raise ValueError(f"There is no such option; a file of this name is ./{value}.")
+
+
+_DASH = Parameter(allow_leading_hyphen=True, validator=_no_option)
 
 
 @Parameter(name="*")
@@ -147,8 +158,10 @@ class Outputs:
 
 @command.command(name="run")
 def _run(
-    input: Annotated[str, Parameter(help="A file of inputs, or - for stdin.")],  # noqa: A002
-    output: Annotated[str, Parameter(help="The file of answers, or - for stdout.")],
+    input: Annotated[  # noqa: A002
+        str, _DASH, Parameter(help="A file of inputs, or - for stdin.")
+    ],
+    output: Annotated[str, _DASH, Parameter(help="The file of answers, or - for stdout.")],
     /,
     *,
     target: Target = Target(),  # noqa: B008  frozen
@@ -171,6 +184,7 @@ def _run(
         caps,
         outputs,
         arguments_to_run_again(),
+        TYPED.get(),
     )
     return run(run_batch(plan))
 
@@ -180,16 +194,16 @@ def _status(job: Annotated[Path, Parameter(help="The directory of a job.")], /) 
     """Say how far a job is. It may be running."""
     from asyncchat.batch.job import status_of
 
-    status = status_of(job)
+    with _looking_at(job):
+        status = status_of(job)
     state = f"running, process {status.pid}" if status.pid is not None else "not running"
-    kinds = ", ".join(f"{number} {kind}" for kind, number in status.failures.items())
-    show(
-        f"{status.ok} answered, {status.failed} failed{f' ({kinds})' if kinds else ''}; {state}\n"
-    )
+    kinds = ", ".join(f"{number:,} {kind}" for kind, number in status.failures.items())
+    why = f" ({kinds})" if kinds else ""
+    show(f"{status.ok:,} answered, {status.failed:,} failed{why}; {state}\n")
     sample = status.sample
     if status.pid is not None and sample is not None:
         pause = f", paused for {sample.pause:.0f} s" if sample.pause else ""
-        show(f"{sample.in_flight} in flight of {sample.limit}{pause}\n")
+        show(f"{sample.in_flight:,} in flight of {sample.limit:,}{pause}\n")
     return 0
 
 
@@ -204,19 +218,21 @@ def _report(
     """Show what became of a job, over all its runs."""
     from asyncchat.batch.job import report_of
 
-    report = report_of(job)
-    show(report.text())
-    if html is not None:
-        report.html(html, title=job.name)
-    if summary is not None:
-        summary.write_bytes(report.json())
+    with _looking_at(job):
+        report = report_of(job)
+        show(report.text())
+        if html is not None:
+            report.html(html, title=job.resolve().name.removesuffix(".job"))
+        if summary is not None:
+            summary.write_bytes(report.json())
     return 0
 
 
 @command.command(name="export")
 def _export(
     jobs: Annotated[list[Path], Parameter(help="Directories of jobs.", negative=())],
-    output: Annotated[Path, Parameter(help="The file of answers.")],
+    output: Annotated[str, _DASH, Parameter(help="The file of answers, or - for stdout.")],
+    /,
     *,
     errors: Annotated[Path | None, Parameter(help="A file for failed inputs.")] = None,
     flat: Annotated[bool, Parameter(help="One flat object a line.", negative=())] = False,
@@ -224,9 +240,21 @@ def _export(
 ) -> int:
     """Write the records of one job, or of several, to a file."""
     from asyncchat.batch.export import export
+    from asyncchat.cli.batch_run import written
 
-    found = export(jobs, output, errors=errors, flat=flat, ordered=ordered)
-    note(f"{found.ok} answers and {found.failed} errors written to {output}")
+    out = None if output == "-" else Path(output)
+    if errors is not None and out is not None and errors.resolve() == out.resolve():
+        raise UsageError("--errors is another file than that of the answers.")
+    with _looking_at(*jobs):
+        found = export(
+            jobs,
+            out or sys.stdout.buffer,
+            errors=errors,
+            flat=flat,
+            ordered=ordered,
+        )
+        sys.stdout.flush()
+    note(written(found, out, errors))
     return 0
 
 
@@ -242,14 +270,51 @@ def _retry(
     """Ask again for what failed, with the command that made the job."""
     from asyncchat.batch.journal import read_job
     from asyncchat.cli import main
+    from asyncchat.cli.batch_run import known_kinds
 
-    made = read_job(job)
+    with _looking_at(job):
+        made = read_job(job)
     arguments = None if made is None else made.run.get("arguments")
     if made is None or not isinstance(arguments, list):
-        raise UsageError(f"There is no job of `asyncchat batch run` in {job}.")
-    os.chdir(str(made.run["directory"]))
+        raise UsageError(f"{job} is not the job of an `asyncchat batch run`.")
+    if kinds is not None:
+        try:
+            known_kinds("--kinds", kinds)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+    directory = str(made.run.get("directory"))
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        raise UsageError(
+            f"{directory}, where the job was started, cannot be entered: {error.strerror}"
+        ) from error
     again = ["--retry-failed"] if kinds is None else ["--retry-kinds", kinds]
-    return main([*(str(one) for one in arguments), *again])
+    command, given = arguments[:2], arguments[2:]  # ... before any `--`
+    return main([*command, *again, *given], typed=TYPED.get())
+
+
+@contextmanager
+def _looking_at(*jobs: Path) -> Generator[None]:
+    """Make what can go wrong with jobs and files a sentence."""
+    from asyncchat.batch.journal import read_job
+    from asyncchat.errors import JournalError
+
+    try:
+        for job in jobs:
+            if read_job(job) is None:
+                raise UsageError(
+                    f"There is no job in {job}. A job is the directory beside its output: OUT.job."
+                )
+        yield
+    except ImportError as error:
+        raise UsageError(str(error)) from error
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise JournalError(
+            f"{error.filename or 'the output'} cannot be written: {error.strerror}"
+        ) from error
 
 
 def arguments_to_run_again() -> list[str]:

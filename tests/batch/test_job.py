@@ -144,7 +144,8 @@ def test_looking_does_not_get_in_the_way_of_a_run_that_begins(
 
     directory = job(tmp_path, [])
     JobLock(directory).close()
-    real, looking = fcntl.flock, threading.Event()
+    real, looking, tried = fcntl.flock, threading.Event(), threading.Event()
+    look = threading.Thread(target=status_of, args=(directory,))
 
     def flock(fd: int, how: int) -> None:
         real(fd, how)
@@ -152,10 +153,12 @@ def test_looking_does_not_get_in_the_way_of_a_run_that_begins(
             looking.set()
             tried.wait(10)
 
-    tried = threading.Event()
+    def sleep(_: float) -> None:
+        tried.set()
+        look.join()
+
     monkeypatch.setattr(fcntl, "flock", flock)
-    monkeypatch.setattr("asyncchat.batch.journal.time.sleep", lambda _: (tried.set(), look.join()))
-    look = threading.Thread(target=status_of, args=(directory,))
+    monkeypatch.setattr("asyncchat.batch.journal.time.sleep", sleep)
     look.start()
     looking.wait(10)
     JobLock(directory).close()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App, Group, Parameter
 
 from asyncchat.cli.progress import ProgressStyle
 from asyncchat.cli.target import Sampling, Target
@@ -29,10 +29,11 @@ def _no_option(_kind: object, value: str) -> None:
         raise ValueError(f"There is no such option; a file of this name is ./{value}.")
 
 
+_SERVER = Parameter(name="*", group=Group("Server", sort_key=0))
 _DASH = Parameter(allow_leading_hyphen=True, validator=_no_option)
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=Group("Inputs", sort_key=1))
 @dataclass(frozen=True, kw_only=True)
 class Rows:
     """How inputs become requests."""
@@ -49,20 +50,25 @@ class Rows:
     ] = None
     messages_col: Annotated[str | None, Parameter(help="The column that holds messages.")] = None
     id_col: Annotated[str | None, Parameter(help="The column that names an input.")] = None
-    max_body: Annotated[int, Parameter(help="The largest request, in bytes.")] = 20 * 2**20
+    max_body: Annotated[int, Parameter(help="The largest request, in bytes; default 20 MiB.")] = (
+        20 * 2**20
+    )
     strict: Annotated[
         bool,
         Parameter(help="Read all inputs first, and ask nothing if one is wrong.", negative=()),
     ] = False
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=Group("How it is asked", sort_key=2))
 @dataclass(frozen=True, kw_only=True)
 class Running:
     """How it is run."""
 
     concurrency: Annotated[
-        str, Parameter(help="Requests at once: a number, or auto to find out what is borne.")
+        str,
+        Parameter(
+            help="Requests at once: a number, or auto, the default, to find out what is borne."
+        ),
     ] = "auto"
     stream: Annotated[
         bool, Parameter(help="Stream answers underneath, so that stalls are noticed.")
@@ -70,7 +76,7 @@ class Running:
     endpoint: Annotated[
         list[str] | None,
         Parameter(
-            help="A server among several: url[,model=M,key-env=NAME,weight=2,rpm=N,tpm=N,in-flight=N,spare]; repeatable.",
+            help="A server among several; repeatable. A URL, and after commas any of model=M, key-env=NAME, weight=2, rpm=N, tpm=N, in-flight=N, spare.",
             negative=(),
         ),
     ] = None
@@ -83,29 +89,32 @@ class Running:
         Path | None, Parameter(help="A JSON Schema that every answer has to fit.")
     ] = None
     repairs: Annotated[
-        int, Parameter(help="Ask so often again, with the error, where one does not fit.")
+        int,
+        Parameter(help="Ask so often again, with the error, where one does not fit; default 1."),
     ] = 1
-    retries: Annotated[int, Parameter(help="Attempts after the first.")] = 5
+    retries: Annotated[int, Parameter(help="Attempts after the first; default 5.")] = 5
     retry_finish: Annotated[
         list[str] | None,
-        Parameter(help="A finish_reason that is no answer, such as length.", negative=()),
+        Parameter(
+            help="A finish_reason that is no answer, such as length; repeatable.", negative=()
+        ),
     ] = None
     retry_failed: Annotated[
         bool, Parameter(help="Ask again for what failed in an earlier run.", negative=())
     ] = False
     retry_kinds: Annotated[
-        str | None, Parameter(help="... but only for these kinds: timeout,server.")
+        str | None, Parameter(help="Likewise, but only for these kinds: timeout,server.")
     ] = None
     on_change: Annotated[
         Literal["error", "rerun", "keep"],
-        Parameter(help="What to do with answered inputs that have changed since."),
+        Parameter(help="What to do with answered inputs that have changed since; default error."),
     ] = "error"
     dedupe: Annotated[
         bool, Parameter(help="Ask once where several inputs ask the same.", negative=())
     ] = False
     fsync: Annotated[
         Literal["always", "1s", "never"],
-        Parameter(help="When records are made safe against a power cut."),
+        Parameter(help="When records are made safe against a power cut; default 1s."),
     ] = "1s"
     procs: Annotated[int, Parameter(help="Processes that share the work and the limits.")] = 1
     ray: Annotated[str | None, Parameter(help="Run on a Ray cluster: its address, or auto.")] = (
@@ -113,7 +122,7 @@ class Running:
     )
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=Group("When to stop", sort_key=3))
 @dataclass(frozen=True, kw_only=True)
 class Caps:
     """When to stop early. What is in flight is finished."""
@@ -122,21 +131,25 @@ class Caps:
         str | None,
         Parameter(help="Of a million tokens: prompt,completion[,cached]. Makes costs known."),
     ] = None
-    max_cost: Annotated[float | None, Parameter(help="Stop before it costs more.")] = None
-    max_tokens_total: Annotated[int | None, Parameter(help="Stop at so many tokens.")] = None
+    max_cost: Annotated[
+        float | None, Parameter(help="Stop before it costs more; needs --price.")
+    ] = None
+    max_tokens_total: Annotated[
+        int | None, Parameter(help="Stop at so many tokens, in all runs.")
+    ] = None
     max_items: Annotated[int | None, Parameter(help="Ask for so many inputs in this run.")] = None
     max_failures: Annotated[
         str | None, Parameter(help="Stop at so many failures: a number, or a share such as 5%.")
     ] = None
     max_wait: Annotated[
-        float, Parameter(help="Seconds without any answer after which it stops.")
+        float, Parameter(help="Seconds without any answer after which it stops; default 3600.")
     ] = 3600.0
-    grace: Annotated[float, Parameter(help="Seconds that Ctrl-C leaves to what is in flight.")] = (
-        60.0
-    )
+    grace: Annotated[
+        float, Parameter(help="Seconds that Ctrl-C leaves to what is in flight; default 60.")
+    ] = 60.0
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=Group("Outputs", sort_key=4))
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
     """What is written where."""
@@ -151,9 +164,16 @@ class Outputs:
         bool, Parameter(help="One flat object a line instead of OpenAI's format.", negative=())
     ] = False
     ordered: Annotated[bool, Parameter(help="In the order of the inputs.", negative=())] = False
-    report: Annotated[Path | None, Parameter(help="An HTML page with plots.")] = None
-    summary: Annotated[Path | None, Parameter(help="The report's numbers as JSON.")] = None
-    progress: Annotated[ProgressStyle, Parameter(help="How to show progress on stderr.")] = "auto"
+    report: Annotated[
+        Path | None, Parameter(help="Write the report as an HTML page with plots.")
+    ] = None
+    summary: Annotated[Path | None, Parameter(help="Write the report's numbers as JSON.")] = None
+    progress: Annotated[
+        ProgressStyle,
+        Parameter(
+            help="How to show progress on stderr; default auto: plain lines where there is no terminal."
+        ),
+    ] = "auto"
 
 
 @command.command(name="run")
@@ -164,8 +184,8 @@ def _run(
     output: Annotated[str, _DASH, Parameter(help="The file of answers, or - for stdout.")],
     /,
     *,
-    target: Target = Target(),  # noqa: B008  frozen
-    sampling: Sampling = Sampling(),  # noqa: B008  frozen
+    target: Annotated[Target, _SERVER] = Target(),  # noqa: B008  frozen
+    sampling: Annotated[Sampling, _SERVER] = Sampling(),  # noqa: B008  frozen
     rows: Rows = Rows(),
     running: Running = Running(),
     caps: Caps = Caps(),

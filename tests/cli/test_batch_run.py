@@ -714,6 +714,7 @@ def test_input_that_has_changed_is_refused_with_a_sentence_that_says_what_to_do(
     assert (folder / "out.jsonl").read_bytes() == before
     assert run("--on-change", "keep") == 0
     assert len(server.requests) == 2
+    assert (folder / "out.jsonl").read_bytes() == before
 
 
 def test_input_that_has_changed_is_asked_again_if_wanted(

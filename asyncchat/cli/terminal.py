@@ -62,7 +62,10 @@ def show(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Write a remark to stderr, dim where a person looks."""
+    """Write a remark to stderr, dim where a person looks; above a picture that is drawn there again and again."""
+    if hasattr(sys.stderr, "rich_proxied_file"):  # a console would write into the picture
+        sys.stderr.write(f"{text}\n")
+        return
     _, aside = consoles()
     aside.print(text, style="dim", markup=False, soft_wrap=True)
 

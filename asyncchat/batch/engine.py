@@ -385,6 +385,8 @@ class Batch:
             self.stopped = Stop(reason, message)
         if self._run is not None:
             self._run.stop()
+            if reason != "cap":  # which counts those in line
+                self._run.leave_line()
 
 
 class BatchRun:
@@ -411,6 +413,7 @@ class BatchRun:
         self._early: dict[int, tuple[Todo, BatchRecord]] = {}  # whose turn has not come
         self._places = self._next = 0
         self._workers = 0
+        self._in_line: dict[Todo, anyio.CancelScope] = {}
         self._is_begun = False
         self.is_over = False
         self._error: Exception | None = None
@@ -463,6 +466,11 @@ class BatchRun:
     def stop(self) -> None:
         """Begin nothing more."""
         self._agenda.stop()
+
+    def leave_line(self) -> None:
+        """Give up what has not been sent yet, but waits for a limit, or for a pause that a server asked for."""
+        for scope in self._in_line.values():
+            scope.cancel()
 
     async def close(self) -> None:
         """End what reads the inputs, and whoever waits for a record."""
@@ -526,11 +534,15 @@ class BatchRun:
         self._tasks.start(self._labour)
 
     async def _labour(self) -> None:
+        with anyio.CancelScope() as scope:
+            await self._labour_in(scope)
+
+    async def _labour_in(self, scope: anyio.CancelScope) -> None:
         agenda = self._agenda
         try:
             while (todo := await agenda.next()) is not None:
                 try:
-                    await self._do(todo)
+                    await self._do(todo, scope)
                 finally:
                     agenda.done()
         except JournalError as error:
@@ -547,7 +559,7 @@ class BatchRun:
             if not self._workers:
                 self._tell_end()
 
-    async def _do(self, todo: Todo) -> None:
+    async def _do(self, todo: Todo, scope: anyio.CancelScope) -> None:
         agenda, work = self._agenda, self._work
         if self._workers < self._batch.most and not agenda.idle and not work.is_crowded:
             self._hire()  # as many as the servers bear and as there is work for
@@ -556,7 +568,11 @@ class BatchRun:
             if (cap := work.cap(todo, agenda.busy - 1)) is not None:
                 self._batch.stop("cap", f"stopped at {cap}")
                 return
-        seconds = await work.ask(todo)
+        self._in_line[todo] = scope
+        try:
+            seconds = await work.ask(todo, lambda: self._in_line.pop(todo, None))
+        finally:
+            self._in_line.pop(todo, None)
         is_there = work.ends_outage
         if seconds is not None:
             self.look()

@@ -4,22 +4,27 @@ Not here: which record counts (`journal`). The file appears as a whole or not at
 that memory does not grow with it.
 """
 
+import fcntl
+import glob
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from hashlib import blake2b
 from heapq import merge
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
-from asyncchat.batch.journal import final_lines, sync_directory
+from asyncchat.batch.journal import final_lines, read_job, sync_directory
 from asyncchat.batch.record import BatchRecord, Outcome, decode_record
+from asyncchat.errors import JournalError
 
 __all__ = ["Exported", "as_flat_line", "as_openai_line", "export"]
 
 _RUN_BYTES = 64 * 2**20
+_LINE_BYTES = 150  # what a short line takes in memory beside itself
 _X = b',"x":'
 _encode = msgspec.json.Encoder().encode
 
@@ -47,16 +52,17 @@ def export(
 
     Args:
         directories: of the jobs.
-        out: a path, written as a whole; or an open file.
+        out: a path, written as a whole, but for what is no file, such as a pipe; or an open file.
         errors: a path for those that failed; else they are among the others.
         flat: a line of names and texts for each, instead of OpenAI's output format.
         ordered: in the order of the inputs, else in that of the answers.
         run_bytes: how much is sorted in memory at once.
 
     Raises:
-        JournalError: the records cannot be read.
+        JournalError: there is no job in one of the directories, or its records cannot be read. Nothing is written then.
         OSError: the file cannot be written.
     """
+    named = {directory: _name(directory) for directory in directories}
     form = as_flat_line if flat else as_openai_line
     found = Exported()
     with ExitStack() as stack:
@@ -66,39 +72,52 @@ def export(
         def put(line: _Line) -> None:
             (good if line[0] >= 0 else bad).write(line[1])
 
-        made = _made(directories, form, found, apart=errors is not None)
-        for line in _sorted(made, run_bytes, stack) if ordered else made:
+        made = _made(named, form, found, apart=errors is not None)
+        beside = out.resolve().parent if isinstance(out, Path) else None
+        for line in _sorted(made, run_bytes, beside, stack) if ordered else made:
             put(line)
     return found
 
 
+def _name(directory: Path) -> bytes:
+    """Return what tells the job of a directory from others."""
+    job = read_job(directory)
+    if job is None:
+        raise JournalError(
+            f"there is no job in {directory}", hint="A job is the directory beside its output."
+        )
+    return job.id.encode()
+
+
 def _made(
-    directories: Iterable[Path],
-    form: Callable[[Outcome, bytes], bytes],
+    named: Mapping[Path, bytes],
+    form: Callable[[Outcome, bytes, bytes], bytes],
     found: Exported,
     *,
     apart: bool,
 ) -> Iterator[_Line]:
-    for directory in directories:
+    for directory, name in named.items():
         for outcome, line in final_lines(directory):
             if outcome.ok:
                 found.ok += 1
             else:
                 found.failed += 1
             n = outcome.trace.n
-            yield -n if apart and not outcome.ok else n, form(outcome, line)
+            yield -n if apart and not outcome.ok else n, form(outcome, line, name)
 
 
-def _sorted(made: Iterable[_Line], run_bytes: int, stack: ExitStack) -> Iterator[_Line]:
+def _sorted(
+    made: Iterable[_Line], run_bytes: int, beside: Path | None, stack: ExitStack
+) -> Iterator[_Line]:
     """Yield lines by their place: sorted runs on disk are merged."""
     runs: list[Iterator[_Line]] = []
     run: list[_Line] = []
     size = 0
     for line in made:
         run.append(line)
-        size += len(line[1])
+        size += len(line[1]) + _LINE_BYTES
         if size >= run_bytes:
-            runs.append(_spilled(run, stack))
+            runs.append(_spilled(run, beside, stack))
             run, size = [], 0
     run.sort(key=_place)
     return merge(*runs, iter(run), key=_place)
@@ -108,10 +127,11 @@ def _place(line: _Line) -> int:
     return abs(line[0])
 
 
-def _spilled(run: list[_Line], stack: ExitStack) -> Iterator[_Line]:
+def _spilled(run: list[_Line], beside: Path | None, stack: ExitStack) -> Iterator[_Line]:
     """Sort lines, put them on disk, and return what reads them from there."""
     run.sort(key=_place)
-    file = tempfile.TemporaryFile()  # noqa: SIM115  the stack closes it
+    # Not where temporary files go, which is memory on many machines.
+    file = tempfile.TemporaryFile(dir=beside)  # noqa: SIM115  the stack closes it
     stack.enter_context(file)
     file.writelines(b"%d %b" % line for line in run)
     file.seek(0)
@@ -125,37 +145,55 @@ def _read(file: IO[bytes]) -> Iterator[_Line]:
 
 
 class _Whole:
-    """A file that has its name only when all of it is written."""
+    """A file that has its name only when all of it is written. What is no file, such as a pipe, is written to as it is."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._made = path.with_name(f".{path.name}.{os.getpid()}")
+        self._path = path.resolve()
+        self._made = self._path.with_name(f".{path.name}.{os.getpid()}")
+        self._is_file = self._path.is_file() or not self._path.exists()
 
     def __enter__(self) -> IO[bytes]:
-        self._file = self._made.open("wb", buffering=1 << 20)
+        if self._is_file:
+            self._sweep()
+            self._file = self._made.open("wb", buffering=1 << 20)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        else:
+            self._file = self._path.open("wb", buffering=1 << 20)
         return self._file
+
+    def _sweep(self) -> None:
+        """Remove what killed processes left of this file: nobody holds its lock."""
+        for left in self._path.parent.glob(f"{glob.escape(f'.{self._path.name}.')}[0-9]*"):
+            with suppress(OSError), left.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         try:
             if kind is None:
                 self._file.flush()
-                os.fsync(self._file.fileno())
-                self._made.replace(self._path)
-                sync_directory(self._path.parent)
+                if self._is_file:
+                    os.fsync(self._file.fileno())
+                    self._made.replace(self._path)
+                    sync_directory(self._path.parent)
         finally:
             with suppress(OSError):
                 self._file.close()
-            with suppress(OSError):
-                self._made.unlink()
+            if self._is_file:
+                with suppress(OSError):
+                    self._made.unlink()
 
 
-def as_openai_line(outcome: Outcome, line: bytes) -> bytes:
-    """Return a record as a line of OpenAI's batch output: with an `id`, and without what is ours."""
-    return b'{"id":"batch_req_%d",%b}\n' % (outcome.trace.n, line[1 : line.rfind(_X)])
+def as_openai_line(outcome: Outcome, line: bytes, job: bytes) -> bytes:
+    """Return a record as a line of OpenAI's batch output: with an `id`, made of the names of job and input, and without what is ours."""
+    name = outcome.custom_id.encode("utf-8", "surrogatepass")
+    made = blake2b(name, digest_size=12, key=job[:64]).hexdigest()
+    return b'{"id":"batch_req_%b",%b}\n' % (made.encode(), line[1 : line.rfind(_X)])
 
 
-def as_flat_line(outcome: Outcome, line: bytes) -> bytes:
+def as_flat_line(outcome: Outcome, line: bytes, job: bytes) -> bytes:
     """Return a record as one flat object: its name, what the answer says, why it ended, tokens, and the error if there is one."""
+    del job
     record = decode_record(line)
     flat: dict[str, object] = {"custom_id": record.custom_id, "text": None}
     if record.completion is not None:

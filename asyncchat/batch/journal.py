@@ -55,6 +55,7 @@ _VERSION = 1
 _LARGEST_FILE = 2**30
 _NUMBERED = re.compile(r"done-(\d+)(?:-.*)?\.jsonl")
 _TAIL = 1 << 16
+_LOOKS, _MOMENT = 5, 0.01
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -149,7 +150,7 @@ class JobLock:
                 hint="Nothing was sent. Choose another one with --job.",
             ) from error
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(fd)
         except OSError as error:
             holder = os.pread(fd, 32, 0).strip()
             os.close(fd)
@@ -169,6 +170,18 @@ class JobLock:
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
+
+
+def _lock(fd: int) -> None:
+    """Take a lock, unless somebody has it for more than a moment: who looks at a job has, to see whether it runs."""
+    for _ in range(_LOOKS):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_MOMENT)
+        else:
+            return
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _locked(directory: Path, holder: bytes) -> JournalLocked:

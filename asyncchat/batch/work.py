@@ -181,8 +181,10 @@ class Work:
 
     # -------------------------------------------------------------------------------------- asking
 
-    async def ask(self, todo: Todo) -> float | None:
+    async def ask(self, todo: Todo, sent: "Callable[[], object] | None" = None) -> float | None:
         """Ask once. Return None when there is a record, else the seconds after which to ask again.
+
+        `sent` is called when the request waits in line no more.
 
         Raises:
             JournalError: the record cannot be written.
@@ -204,7 +206,7 @@ class Work:
         self.health.sent(at)
         todo.sent += 1
         try:
-            answer, raw = await self._asker(todo.body, self._key(todo))
+            answer, raw = await self._asker(todo.body, self._key(todo), sent)
             self.ends_outage = self.health.answered(at)
             is_wanted = answer.finish_reason not in self._options.retry_finish
             if self._check is not None and is_wanted:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from asyncchat._version import __version__
-from asyncchat.cli.terminal import ARGUMENTS, UsageError, complain
-from asyncchat.errors import AsyncChatError
+from asyncchat.cli.terminal import ARGUMENTS, TYPED, UsageError, complain
+from asyncchat.errors import AsyncChatError, JournalError
 
 __all__ = ["main"]
 
@@ -26,11 +26,12 @@ _COMMANDS = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, typed: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
     Args:
         arguments: Default `sys.argv[1:]`.
+        typed: What a person typed, where that was another command, which calls this one.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )  # a model may answer in letters the terminal lacks
     given = sys.argv[1:] if arguments is None else list(arguments)
     ARGUMENTS.set(tuple(given))
+    TYPED.set(tuple(given if typed is None else typed))
     try:
         result = _app()(
             given,
@@ -53,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except AsyncChatError as error:
         complain(str(error))
-        return 1
+        return 5 if isinstance(error, JournalError) else 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader has seen enough: `asyncchat chat ... | head -1`

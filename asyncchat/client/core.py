@@ -3,7 +3,7 @@
 Not here: what a user calls (`client`), what awaits the network (`pool`, `stream`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -219,12 +219,15 @@ class Asker:
             made["messages"] = [{"role": "system", "content": self._system}, *messages]
         return made
 
-    async def __call__(self, body: Mapping[str, Any], key: str) -> tuple[Completion, bytes]:
+    async def __call__(
+        self, body: Mapping[str, Any], key: str, sent: Callable[[], object] | None = None
+    ) -> tuple[Completion, bytes]:
         """Return an answer, and the bytes it came as, where it came in one piece.
 
         Args:
             body: the fields of a request, `messages` among them.
             key: the idempotency key.
+            sent: called when it waits in line no more.
 
         Raises:
             ValueError, TypeError: it cannot be sent.
@@ -237,7 +240,7 @@ class Asker:
         if self._output is not None:
             fields["response_format"] = self._output
         request = core.request(messages, None, fields)
-        call = msgspec.structs.replace(self._call, key=key)
+        call = msgspec.structs.replace(self._call, key=key, sent=sent)
         if self._stream:
             return await core.stream(request, call, mode="events").final(), b""
         return await core.whole(request, call)

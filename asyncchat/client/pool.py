@@ -90,7 +90,7 @@ class Call(msgspec.Struct, frozen=True):
     """How one request is to be sent.
 
     `key` is its idempotency key, else one is drawn. `is_patient` says that it waits in line as long as that takes: its total
-    bound begins when it is sent.
+    bound begins when it is sent. `sent` is called when its waiting is over.
     """
 
     timeout: Timeout
@@ -99,6 +99,7 @@ class Call(msgspec.Struct, frozen=True):
     query: Mapping[str, str] | None = None
     key: str | None = None
     is_patient: bool = False
+    sent: Callable[[], object] | None = None
 
 
 class _Ticket:
@@ -157,9 +158,11 @@ class _Ticket:
         return "total", timeout.total, left
 
     def starts(self) -> None:
-        """Begin the total bound of one that has waited patiently."""
+        """Begin the total bound of one that has waited patiently, and let its caller know."""
         if self.call.is_patient and self.deadline is None and self.call.timeout.total is not None:
             self.deadline = now() + self.call.timeout.total
+        if self.call.sent is not None:
+            self.call.sent()
 
 
 class Place:

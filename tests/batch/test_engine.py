@@ -1213,7 +1213,7 @@ class Instant:
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
         return body
 
-    async def __call__(self, body: object, key: str) -> tuple[Any, bytes]:
+    async def __call__(self, body: object, key: str, sent: object) -> tuple[Any, bytes]:
         await asyncio.sleep(0)
         return msgspec.json.decode(self.raw, type=Completion), self.raw
 

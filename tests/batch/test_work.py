@@ -59,7 +59,9 @@ class FakeAsker:
     def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return {"model": "m", **body}
 
-    async def __call__(self, body: Mapping[str, Any], key: str) -> tuple[Completion, bytes]:
+    async def __call__(
+        self, body: Mapping[str, Any], key: str, sent: object
+    ) -> tuple[Completion, bytes]:
         self.asked.append((dict(body), key))
         given = self.given.pop(0)
         if isinstance(given, Exception):

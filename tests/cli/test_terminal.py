@@ -131,3 +131,20 @@ async def test_bar_is_shown_only_where_a_person_looks(
         r"\x1b\[[\d;?]*[A-Za-z]", "", screen.getvalue()
     )
     assert ("\x1b" in screen.getvalue()) is is_terminal
+
+
+def test_remark_stands_above_a_picture_that_is_drawn_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=60, color_system=None)
+    with Live("the picture", console=console, auto_refresh=False, redirect_stdout=False) as live:
+        live.refresh()
+        note("a remark")
+        live.refresh()
+    assert capsys.readouterr().err == ""
+    after = screen.getvalue().split("a remark")[1]
+    assert after.startswith("\nthe picture")

@@ -238,7 +238,19 @@ def option_table(*path: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "path", [("chat",), ("demo",), ("local",), ("local", "install")], ids=" ".join
+    "path",
+    [
+        ("batch", "run"),
+        ("batch", "status"),
+        ("batch", "report"),
+        ("batch", "export"),
+        ("batch", "retry"),
+        ("chat",),
+        ("demo",),
+        ("local",),
+        ("local", "install"),
+    ],
+    ids=" ".join,
 )
 def test_reference_of_the_command_line_is_its_help(path: tuple[str, ...]) -> None:
     wanted = option_table(*path)

@@ -220,7 +220,7 @@ def test_export_refuses_one_file_for_both_and_says_where_it_cannot_write(
 
 
 def test_reader_of_an_export_that_leaves_is_no_traceback(run: Run, folder: Path) -> None:
-    run(*map(str, range(300)))
+    run(*map(str, range(5)))
     command = [sys.executable, "-m", "asyncchat", "batch", "export", "out.jsonl.job", "-"]
     reading, writing = os.pipe()
     os.close(reading)

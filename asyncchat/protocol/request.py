@@ -200,12 +200,14 @@ class ChatRequest:
                 for key, value in fields.items()
                 if value is not None and key not in apart
             }
-            self._extra_body = {key: _settled(value) for key, value in (extra_body or {}).items()}
+            extra = extra_body.items() if extra_body else ()
+            self._extra_body = {key: _settled(value) for key, value in extra}
         except RecursionError:
             raise ValueError(
                 "a message or parameter holds itself, or is nested too deep"
             ) from None
-        _check(self._fields, {**fields, **self._extra_body}, needs_model=needs_model)
+        _check_model(self._extra_body.get("model", fields.get("model")), needed=needs_model)
+        _check_numbers(self._fields)
         options = fields.get("stream_options")
         if options is not None:
             if not isinstance(options, Mapping):
@@ -423,16 +425,18 @@ def _unsendable(body: dict[str, Any], cause: Exception) -> Exception:
     return cause
 
 
-def _check(fields: dict[str, Any], all_fields: dict[str, Any], *, needs_model: bool) -> None:
-    model = all_fields.get("model")
-    if not model and not needs_model:
-        model = ""
-    elif not model:
+def _check_model(model: object, *, needed: bool) -> None:
+    if not model and needed:
         raise ValueError(
             "no model: pass model=..., or set AsyncChat(model=...) or ASYNCCHAT_MODEL once."
         )
-    if not isinstance(model, str):
+    if model and not isinstance(model, str):
         raise TypeError(f"model is a {type(model).__name__}; it has to be a str.")
+
+
+def _check_numbers(fields: dict[str, Any]) -> None:
+    if fields.keys().isdisjoint(_NUMBERS):
+        return
     for name in _NUMBERS:
         value = fields.get(name)
         if value is None:

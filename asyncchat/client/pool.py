@@ -232,6 +232,11 @@ class Place:
             self._pool.left(self, reader)
             self.release()
 
+    def drop(self) -> None:
+        """Another attempt at the same request was quicker: tell nobody how this one ends. Idempotent."""
+        self._is_over = True
+        self.release()
+
     def release(self) -> None:
         """Give the place back, and tell nobody. Idempotent."""
         if self.is_held:
@@ -534,18 +539,24 @@ class SessionPool:
         race: _Race[_T] = _Race(drop)
         ticket, server = first.ticket, first.hold.lane.server
 
+        def tell_dropped(place: Place) -> None:
+            if ticket.is_told:
+                self._observers.tell(AttemptDropped(ticket.number, place.attempt, place.endpoint))
+
         async def run(place: Place, *, is_hedge: bool) -> None:
             try:
-                race.won(place, await self._attempt(place, take, is_hedge=is_hedge))
+                value = await self._attempt(place, take, is_hedge=is_hedge)
+                if race.winner is not None:  # two in the same moment
+                    place.drop()
+                    tell_dropped(place)
+                race.won(place, value)
             except AsyncChatError as error:
                 race.lost(error)
             except Exception as error:  # noqa: BLE001  raised below, where no group wraps it
                 race.broke(error)
             except BaseException:
-                if race.winner is not None and ticket.is_told:
-                    self._observers.tell(
-                        AttemptDropped(ticket.number, place.attempt, place.endpoint)
-                    )
+                if race.winner is not None:
+                    tell_dropped(place)
                 raise
             finally:
                 race.running -= 1

@@ -536,27 +536,19 @@ class SessionPool:
         delay: float,
     ) -> _T:
         """Make an attempt, and another one elsewhere if the first takes long. The first event wins."""
-        race: _Race[_T] = _Race(drop)
+        race: _Race[_T] = _Race(drop, self._was_dropped)
         ticket, server = first.ticket, first.hold.lane.server
-
-        def tell_dropped(place: Place) -> None:
-            if ticket.is_told:
-                self._observers.tell(AttemptDropped(ticket.number, place.attempt, place.endpoint))
 
         async def run(place: Place, *, is_hedge: bool) -> None:
             try:
-                value = await self._attempt(place, take, is_hedge=is_hedge)
-                if race.winner is not None:  # two in the same moment
-                    place.drop()
-                    tell_dropped(place)
-                race.won(place, value)
+                race.won(place, await self._attempt(place, take, is_hedge=is_hedge))
             except AsyncChatError as error:
                 race.lost(error)
             except Exception as error:  # noqa: BLE001  raised below, where no group wraps it
                 race.broke(error)
             except BaseException:
                 if race.winner is not None:
-                    tell_dropped(place)
+                    self._was_dropped(place)
                 raise
             finally:
                 race.running -= 1
@@ -584,6 +576,11 @@ class SessionPool:
         finally:
             race.release()
         return race.result()
+
+    def _was_dropped(self, place: Place) -> None:
+        if place.ticket.is_told:
+            number = place.ticket.number
+            self._observers.tell(AttemptDropped(number, place.attempt, place.endpoint))
 
     # ---------------------------------------------------------------------------- what places tell
 
@@ -687,8 +684,11 @@ class SessionPool:
 class _Race(Generic[_T]):
     """Two attempts at one request: the first good one counts, and an error only if there is no good one."""
 
-    def __init__(self, drop: Callable[[_T], None] | None) -> None:
+    def __init__(
+        self, drop: Callable[[_T], None] | None, was_dropped: Callable[[Place], None]
+    ) -> None:
         self._drop = drop
+        self._was_dropped = was_dropped
         self._values: list[_T] = []
         self._error: BaseException | None = None
         self._is_broken = False
@@ -705,7 +705,10 @@ class _Race(Generic[_T]):
         if self.winner is None:
             self.winner = place
             self._values.append(value)
-        elif self._drop is not None:
+            return
+        place.drop()  # two in the same moment
+        self._was_dropped(place)
+        if self._drop is not None:
             self._drop(value)
 
     def lost(self, error: AsyncChatError) -> None:

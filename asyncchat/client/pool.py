@@ -232,6 +232,13 @@ class Place:
             self._pool.left(self, reader)
             self.release()
 
+    def dropped(self) -> None:
+        """Another attempt at the same request was quicker. Idempotent."""
+        if not self._is_over:
+            self._is_over = True
+            self._pool.dropped(self)
+            self.release()
+
     def release(self) -> None:
         """Give the place back, and tell nobody. Idempotent."""
         if self.is_held:
@@ -536,16 +543,17 @@ class SessionPool:
 
         async def run(place: Place, *, is_hedge: bool) -> None:
             try:
-                race.won(place, await self._attempt(place, take, is_hedge=is_hedge))
+                value = await self._attempt(place, take, is_hedge=is_hedge)
+                if race.winner is not None:  # in this very turn of the loop
+                    place.dropped()
+                race.won(place, value)
             except AsyncChatError as error:
                 race.lost(error)
             except Exception as error:  # noqa: BLE001  raised below, where no group wraps it
                 race.broke(error)
             except BaseException:
-                if race.winner is not None and ticket.is_told:
-                    self._observers.tell(
-                        AttemptDropped(ticket.number, place.attempt, place.endpoint)
-                    )
+                if race.winner is not None:
+                    place.dropped()
                 raise
             finally:
                 race.running -= 1
@@ -657,6 +665,12 @@ class SessionPool:
         ticket = place.ticket
         if ticket.is_told:
             self._observers.tell(RequestLeft(ticket.number, now() - ticket.started))
+
+    def dropped(self, place: Place) -> None:
+        """An attempt was the slower one. For `Place`."""
+        ticket = place.ticket
+        if ticket.is_told:
+            self._observers.tell(AttemptDropped(ticket.number, place.attempt, place.endpoint))
 
     # -------------------------------------------------------------------------------------- tokens
 

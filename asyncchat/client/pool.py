@@ -232,10 +232,12 @@ class Place:
             self._pool.left(self, reader)
             self.release()
 
-    def drop(self) -> None:
-        """Another attempt at the same request was quicker: tell nobody how this one ends. Idempotent."""
-        self._is_over = True
-        self.release()
+    def dropped(self) -> None:
+        """Another attempt at the same request was quicker. Idempotent."""
+        if not self._is_over:
+            self._is_over = True
+            self._pool.dropped(self)
+            self.release()
 
     def release(self) -> None:
         """Give the place back, and tell nobody. Idempotent."""
@@ -536,19 +538,22 @@ class SessionPool:
         delay: float,
     ) -> _T:
         """Make an attempt, and another one elsewhere if the first takes long. The first event wins."""
-        race: _Race[_T] = _Race(drop, self._was_dropped)
+        race: _Race[_T] = _Race(drop)
         ticket, server = first.ticket, first.hold.lane.server
 
         async def run(place: Place, *, is_hedge: bool) -> None:
             try:
-                race.won(place, await self._attempt(place, take, is_hedge=is_hedge))
+                value = await self._attempt(place, take, is_hedge=is_hedge)
+                if race.winner is not None:  # in this very turn of the loop
+                    place.dropped()
+                race.won(place, value)
             except AsyncChatError as error:
                 race.lost(error)
             except Exception as error:  # noqa: BLE001  raised below, where no group wraps it
                 race.broke(error)
             except BaseException:
                 if race.winner is not None:
-                    self._was_dropped(place)
+                    place.dropped()
                 raise
             finally:
                 race.running -= 1
@@ -576,11 +581,6 @@ class SessionPool:
         finally:
             race.release()
         return race.result()
-
-    def _was_dropped(self, place: Place) -> None:
-        if place.ticket.is_told:
-            number = place.ticket.number
-            self._observers.tell(AttemptDropped(number, place.attempt, place.endpoint))
 
     # ---------------------------------------------------------------------------- what places tell
 
@@ -666,6 +666,12 @@ class SessionPool:
         if ticket.is_told:
             self._observers.tell(RequestLeft(ticket.number, now() - ticket.started))
 
+    def dropped(self, place: Place) -> None:
+        """An attempt was the slower one. For `Place`."""
+        ticket = place.ticket
+        if ticket.is_told:
+            self._observers.tell(AttemptDropped(ticket.number, place.attempt, place.endpoint))
+
     # -------------------------------------------------------------------------------------- tokens
 
     def _estimate_for(self, model: str | None) -> TokenEstimate:
@@ -684,11 +690,8 @@ class SessionPool:
 class _Race(Generic[_T]):
     """Two attempts at one request: the first good one counts, and an error only if there is no good one."""
 
-    def __init__(
-        self, drop: Callable[[_T], None] | None, was_dropped: Callable[[Place], None]
-    ) -> None:
+    def __init__(self, drop: Callable[[_T], None] | None) -> None:
         self._drop = drop
-        self._was_dropped = was_dropped
         self._values: list[_T] = []
         self._error: BaseException | None = None
         self._is_broken = False
@@ -705,10 +708,7 @@ class _Race(Generic[_T]):
         if self.winner is None:
             self.winner = place
             self._values.append(value)
-            return
-        place.drop()  # two in the same moment
-        self._was_dropped(place)
-        if self._drop is not None:
+        elif self._drop is not None:
             self._drop(value)
 
     def lost(self, error: AsyncChatError) -> None:

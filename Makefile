@@ -40,7 +40,7 @@ format: $(VENV)/.dev ## let the formatter and the linter mend what they can
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
 
 bench: $(VENV)/.bench ## side by side with bare aiohttp and openai; prints ratios
-	@for b in parse stream request pool structured; do $(BIN)/python -m benchmarks.bench_$$b || exit 1; done
+	@for b in parse stream request pool structured batch; do $(BIN)/python -m benchmarks.bench_$$b || exit 1; done
 
 clean:          ## remove the environment
 	rm -rf $(VENV)

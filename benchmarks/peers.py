@@ -325,9 +325,13 @@ LABELS = {
 
 def usable(name: str) -> bool:
     """Whether a peer is installed here."""
-    if name == "asyncchat":
+    if name.startswith("asyncchat"):
         return hasattr(importlib.import_module("asyncchat"), "AsyncChat")
-    needs = {"openai": ["openai"], "openai-aiohttp": ["openai", "openai._vendor.httpx_aiohttp"]}
+    needs = {
+        "openai": ["openai"],
+        "openai-aiohttp": ["openai", "openai._vendor.httpx_aiohttp"],
+        "ray-bridge": ["asyncchat.bridges.ray"],
+    }
     try:
         return all(importlib.util.find_spec(module) for module in needs.get(name, ()))
     except ModuleNotFoundError:

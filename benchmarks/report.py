@@ -68,6 +68,8 @@ class Report:
         self.options = options
         self.cases: dict[str, Case] = {}
         self.verdicts: list[dict[str, object]] = []
+        self.versions = versions()
+        self.notes: dict[str, str] = {}  # by row: why it is missing
 
     def case(
         self, key: str, title: str, base: str | None = None, unit: str = MICROSECONDS
@@ -103,7 +105,7 @@ class Report:
     def print_head(self) -> None:
         facts = machine()
         print(f"{self.name}: {facts['cpu']}, {facts['cores']} cores, Python {facts['python']}")
-        print(", ".join(f"{name} {found}" for name, found in versions().items()))
+        print(", ".join(f"{name} {found}" for name, found in self.versions.items()))
         print(f"{self.options.rounds} rounds, interleaved; CPU time of the client process")
 
     def print_case(self, key: str) -> None:
@@ -155,7 +157,8 @@ class Report:
             "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "rounds": self.options.rounds,
             "machine": machine(),
-            "versions": versions(),
+            "versions": self.versions,
+            "notes": self.notes,
             "cases": {
                 key: {
                     "title": case.title,

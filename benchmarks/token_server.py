@@ -79,7 +79,7 @@ class TokenServer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: asyncio.Transport = transport
         self.loop = asyncio.get_running_loop()
-        self.received = b""
+        self.received = self.body = b""
         self.timer: asyncio.TimerHandle | None = None
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -91,6 +91,7 @@ class TokenServer(asyncio.Protocol):
         head, blank, body = received.partition(b"\r\n\r\n")
         if blank and len(body) >= _content_length(head):
             self.received = b""
+            self.body = body  # for who counts what is asked
             self.answer(head.split(b" ", 2)[1].decode("ascii").split("/"))
         else:
             self.received = received

@@ -16,16 +16,19 @@ help:           ## this list
 demo: $(VENV)/.demo ## a real local model answers through this client: no key, no account
 	@$(BIN)/asyncchat demo
 
-# Two processes, as there are two processors: one runs what measures time and crowds or asks a real model, so that no
-# two of these meet; the other runs all the rest, wherever it is. Both take about as long. Ctrl-C goes to both, and the
-# shell outlives it and waits for them: once more where Ctrl-C broke off the first wait.
+# Three processes: one runs what measures time and crowds or asks a real model, so that no two of these meet; one runs what
+# starts programs, browsers and servers, and mostly waits; the last runs all the rest, wherever it is. Ctrl-C goes to all, and
+# the shell outlives it and waits for them: once more where Ctrl-C broke off the first wait.
 MEASURING := tests/endpoints tests/faults tests/local tests/storms
+STARTING  := tests/batch tests/bridges tests/cli tests/examples tests/web
 
 test: check $(VENV)/.model ## everything a change has to pass
-	@trap : INT; $(PYTEST) -m "not slow" $(MEASURING) > $(VENV)/measuring.txt 2>&1 & \
-	$(PYTEST) -m "not slow" $(MEASURING:%=--ignore=%); others=$$?; \
-	wait $$! || wait $$!; measuring=$$?; \
-	cat $(VENV)/measuring.txt; exit $$((others | measuring))
+	@trap : INT; \
+	$(PYTEST) -m "not slow" $(MEASURING) > $(VENV)/measuring.txt 2>&1 & measuring=$$!; \
+	$(PYTEST) -m "not slow" $(STARTING) > $(VENV)/starting.txt 2>&1 & starting=$$!; \
+	$(PYTEST) -m "not slow" $(MEASURING:%=--ignore=%) $(STARTING:%=--ignore=%); failed=$$?; \
+	wait $$measuring || wait $$measuring || failed=1; wait $$starting || wait $$starting || failed=1; \
+	cat $(VENV)/measuring.txt $(VENV)/starting.txt; exit $$failed
 
 check: $(VENV)/.dev ## lint, types, floors
 	@$(BIN)/ruff format --check --quiet .

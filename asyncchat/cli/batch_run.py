@@ -4,6 +4,7 @@ Not here: the options' names (`batch`), the batch itself (`asyncchat.batch`).
 """
 
 import asyncio
+import gc
 import inspect
 import math
 import os
@@ -278,7 +279,7 @@ async def run_batch(plan: Plan) -> int:
     """Run a batch and return its exit code."""
     interrupts = _Interrupts(plan.caps.grace)
     try:
-        with interrupts:
+        with interrupts, _rare_collections():
             with interrupts.scope:
                 return await _run(plan, interrupts)
             assert interrupts.number is not None
@@ -303,6 +304,17 @@ async def run_batch(plan: Plan) -> int:
 def _say_how_to_go_on(plan: Plan) -> None:
     same = " (with the same inputs on stdin)" if plan.source == "-" else ""
     note(f"To go on{same}: {command_line(plan.typed)}")
+
+
+@contextmanager
+def _rare_collections() -> Generator[None]:
+    """Let the collector of cycles look seldom: a batch makes none, and has so much alive that each look is dear."""
+    before = gc.get_threshold()
+    gc.set_threshold(10_000, 50, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 async def _run(plan: Plan, interrupts: "_Interrupts") -> int:

@@ -81,6 +81,7 @@ async def test_killed_child_is_started_again_and_loses_and_doubles_nothing(
     assert server.most_in_flight <= 16 + 16  # those of the dead are with the server still
 
 
+@pytest.mark.slow
 async def test_limits_are_those_of_all_children_together(tmp_path: Path, server: Counting) -> None:
     plan = plan_of(tmp_path, server, 100, concurrency=8, rpm=40)
     server.latency = 0.05
@@ -197,6 +198,7 @@ anyio.run(main)
 """
 
 
+@pytest.mark.slow
 def test_killed_parent_takes_its_children_with_it_and_the_job_goes_on(
     tmp_path: Path, server: Counting
 ) -> None:

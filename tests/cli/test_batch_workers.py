@@ -70,6 +70,7 @@ def test_several_processes_write_what_one_would(tmp_path: Path, counting: Counti
     assert "60 inputs are recorded already" in said
 
 
+@pytest.mark.slow
 def test_interrupted_processes_finish_what_is_in_flight_and_go_on(
     tmp_path: Path, counting: Counting
 ) -> None:

@@ -37,7 +37,9 @@ check: $(VENV)/.dev ## lint, types, floors
 	@$(BIN)/lint-imports --no-cache > $(VENV)/floors.txt || { cat $(VENV)/floors.txt; exit 1; }
 
 test-slow: $(VENV)/.model ## storms and other full-size runs (ten minutes at most)
-	@$(PYTEST) -m slow
+	@trap : INT; $(PYTEST) -m slow $(STARTING) > $(VENV)/starting.txt 2>&1 & starting=$$!; \
+	$(PYTEST) -m slow $(STARTING:%=--ignore=%); failed=$$?; \
+	wait $$starting || wait $$starting || failed=1; cat $(VENV)/starting.txt; exit $$failed
 
 format: $(VENV)/.dev ## let the formatter and the linter mend what they can
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .

@@ -11,11 +11,9 @@ Run `python -m benchmarks.batch_server`; it prints its port on the first line an
 
 import argparse
 import asyncio
-import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import msgspec
 
@@ -136,21 +134,9 @@ def main() -> None:
         runner.run(serve())
 
 
-@contextmanager
-def running(core: int | None = None) -> Iterator[str]:
+def running(core: int | None = None) -> AbstractContextManager[str]:
     """A batch server in a process of its own; gives its address, without a path."""
-    command = [sys.executable, "-m", "benchmarks.batch_server"]
-    if core is not None:
-        command += ["--core", str(core)]
-    with subprocess.Popen(
-        command, cwd=report.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.stdin.close()
+    return token_server.running(core, "benchmarks.batch_server")
 
 
 def take_counts(server: str) -> Counts:

@@ -184,9 +184,9 @@ def _fine_loop() -> asyncio.AbstractEventLoop:
 
 
 @contextmanager
-def running(core: int | None = None) -> Iterator[str]:
-    """A token server in a process of its own; gives its address, without a path."""
-    command = [sys.executable, "-m", "benchmarks.token_server"]
+def running(core: int | None = None, module: str = "benchmarks.token_server") -> Iterator[str]:
+    """A server in a process of its own; gives its address, without a path."""
+    command = [sys.executable, "-m", module]
     if core is not None:
         command += ["--core", str(core)]
     with subprocess.Popen(

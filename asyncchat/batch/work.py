@@ -198,7 +198,7 @@ class Work:
         if self._options.dedupe and not todo.sent:
             known = self._ledger.answer_to(todo.hash)
             if known is not None and known.completion is not None:
-                self._reuse(todo, known.completion, known.custom_id)
+                self._reuse([todo, *self._followers(todo)], known.completion, known.custom_id)
                 return None
         at = self.clock()
         if not todo.since:
@@ -344,17 +344,16 @@ class Work:
         body = _line_of(answer, raw)
         self._ledger.write(todo.key, trace, body=body, request_id=request_id)
         self._give(todo, BatchRecord(todo.key, trace, answer))
-        for follower in self._followers(todo):
-            self._reuse(follower, answer, todo.key)
+        if followers := self._followers(todo):
+            self._reuse(followers, answer, todo.key)
 
-    def _reuse(self, todo: Todo, answer: Completion, key: str) -> None:
-        """Write down an answer to the same request for another input."""
-        trace = Trace(todo.n, todo.hash, t_end=round(time.time(), 3), reused=key)
+    def _reuse(self, todos: list[Todo], answer: Completion, key: str) -> None:
+        """Write down an answer to the same request for other inputs."""
         body = _line_of(answer, b"")
-        self._ledger.write(todo.key, trace, body=body)
-        self._give(todo, BatchRecord(todo.key, trace, answer))
-        for follower in self._followers(todo):
-            self._reuse(follower, answer, key)
+        for todo in todos:
+            trace = Trace(todo.n, todo.hash, t_end=round(time.time(), 3), reused=key)
+            self._ledger.write(todo.key, trace, body=body)
+            self._give(todo, BatchRecord(todo.key, trace, answer))
 
     def _fail(self, todo: Todo, error: BatchError, endpoint: str | None = None) -> None:
         trace = self._trace(todo, None, endpoint)

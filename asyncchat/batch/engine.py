@@ -37,7 +37,7 @@ from asyncchat.batch.journal import JobLock
 from asyncchat.batch.leased import Holder, LeaseKeeper
 from asyncchat.batch.ledger import Differences, Ledger
 from asyncchat.batch.meter import BatchProgress, Meter
-from asyncchat.batch.options import BatchOptions, Spending
+from asyncchat.batch.options import BatchOptions, Spending, most_in_flight
 from asyncchat.batch.record import BatchRecord, Sample, SessionNote
 from asyncchat.batch.report import Report
 from asyncchat.batch.work import Todo, Work
@@ -47,7 +47,6 @@ from asyncchat.errors import JournalError, JournalMismatch
 
 __all__ = ["Batch", "BatchRun", "Prepared", "Reading", "Stop"]
 
-_MOST = 1024  # in flight, where nobody says how many
 _FEWEST_AHEAD = 64
 _AHEAD = 2  # inputs read ahead for each worker
 _AHEAD_BYTES = 64 * 2**20
@@ -233,9 +232,9 @@ class Batch:
         ledger = Ledger(self.directory, self.options)
         try:
             ledger.begin(about or {}, self._answer_options(layout or Layout()), again or {})
+            return Prepared(ledger.hand_over(), ledger.spending, ledger.warnings)
         finally:
             ledger.close()
-        return Prepared(JobLock(self.directory), ledger.spending, ledger.warnings)
 
     def _say_goodbye(self, ledger: Ledger, reason: str) -> None:
         largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -277,7 +276,7 @@ class Batch:
     def progress(
         self, *, total: int | None = None, position: float | None = None
     ) -> BatchProgress:
-        """Return how the batch stands. Costs about 0.2 ms.
+        """Return how the batch stands. Costs a fraction of a millisecond.
 
         Args:
             total: how many inputs there are, where that is known.
@@ -302,8 +301,7 @@ class Batch:
     @property
     def most(self) -> int:
         """How many requests are ever in flight."""
-        given = self.options.concurrency
-        return _MOST if given == "auto" else given
+        return most_in_flight(self.options.concurrency)
 
     def run(
         self,

@@ -1,6 +1,6 @@
 """A job as it lies on disk, seen from outside: how far it is, and its report.
 
-Not here: running it. All of it blocks, about 5 microseconds a record, and may look at a job that runs.
+Not here: running it. All of it blocks, some microseconds a record, and may look at a job that runs.
 """
 
 import fcntl

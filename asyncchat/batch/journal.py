@@ -40,10 +40,12 @@ __all__ = [
     "line_at",
     "notes",
     "read_job",
+    "read_line",
     "repair",
     "scan",
     "supersedes",
     "sync_directory",
+    "unreadable",
     "write_job",
 ]
 
@@ -402,7 +404,7 @@ def scan(directory: Path) -> Iterator[tuple[Outcome, Place, bytes]]:
         except FileNotFoundError:
             continue  # an empty one, which whoever begins to run the job has just taken away
         except OSError as error:
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
 
 
 def notes(
@@ -424,16 +426,26 @@ def line_at(directory: Path, place: Place) -> bytes:
     """
     for number, path in _files(directory):
         if number == place.file:
-            try:
-                with path.open("rb") as file:
-                    file.seek(place.offset)
-                    return file.readline()
-            except OSError as error:
-                raise _unreadable(path, error) from error
+            return read_line(path, place.offset)
     raise JournalError(f"file {place.file} of the records in {directory} is gone")
 
 
-def _unreadable(path: Path, error: OSError) -> JournalError:
+def read_line(path: Path, offset: int) -> bytes:
+    """Return the line of a file of records that begins at a byte.
+
+    Raises:
+        JournalError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.readline()
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: OSError) -> JournalError:
+    """Return the error that says a file of records cannot be read."""
     return JournalError(f"{path} cannot be read: {error.strerror}")
 
 

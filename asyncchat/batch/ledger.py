@@ -298,6 +298,12 @@ class Ledger:
         if self._journal is not None:
             self._journal.sync()
 
+    def hand_over(self) -> JobLock:
+        """Give the lock to the caller, who closes it: without a moment in which nobody has it."""
+        lock, self._lock = self._lock, None
+        assert lock is not None
+        return lock
+
     def close(self) -> None:
         """Give up the lock and the files. Idempotent."""
         journal, self._journal = self._journal, None

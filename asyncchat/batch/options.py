@@ -13,9 +13,10 @@ from asyncchat.policy.timeout import Timeout
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["BatchOptions", "Price", "Share", "Spending", "kinds_of"]
+__all__ = ["BatchOptions", "Price", "Share", "Spending", "kinds_of", "most_in_flight"]
 
 _MILLION = 1e6
+_MOST = 1024  # in flight, where nobody says how many
 
 OnChange = Literal["error", "rerun", "keep"]
 
@@ -196,6 +197,11 @@ class Spending:
         if most is not None and self.tokens * with_those >= most:
             return f"the cap of {most} tokens"
         return None
+
+
+def most_in_flight(concurrency: int | Literal["auto"]) -> int:
+    """Return how many requests are ever in flight."""
+    return _MOST if concurrency == "auto" else concurrency
 
 
 def kinds_of(given: "bool | str | Iterable[str]") -> bool | frozenset[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from asyncchat.batch.item import BadItem, Item, Layout
-from asyncchat.batch.options import Price
+from asyncchat.batch.options import Price, most_in_flight
 from asyncchat.batch.table import hash_of
 from asyncchat.policy.endpoint import Endpoint
 from asyncchat.policy.lease import Leases
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from asyncchat.client.client import AsyncChat
 
 __all__ = ["EndpointPlan", "Plan", "part_of"]
-
-_MOST = 1024
 
 
 class EndpointPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -99,7 +97,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def in_flight(self) -> int:
         """How many requests may be in flight, of all workers together."""
-        return _MOST if self.concurrency == "auto" else self.concurrency
+        return most_in_flight(self.concurrency)
 
     def leases(self, holder: str, took_over: float | None = None) -> Leases:
         """Return who holds the limits."""

@@ -6,10 +6,9 @@ Not here: writing (`journal`), which record of two counts for a report (`journal
 from collections.abc import Iterator
 from pathlib import Path
 
-from asyncchat.batch.journal import supersedes
+from asyncchat.batch.journal import read_line, supersedes, unreadable
 from asyncchat.batch.record import BatchRecord, Outcome, decode_outcome, decode_record, is_sound
 from asyncchat.batch.table import Table, hash_of
-from asyncchat.errors import JournalError
 
 __all__ = ["Shards"]
 
@@ -63,7 +62,7 @@ class Shards:
             except FileNotFoundError:  # its writer had nothing to write
                 continue
             except OSError as error:
-                raise JournalError(f"{file.path} cannot be read: {error.strerror}") from error
+                raise unreadable(file.path, error) from error
 
     def _read(self, number: int, file: _File) -> Iterator[Outcome]:
         with file.path.open("rb", buffering=1 << 20) as lines:
@@ -92,13 +91,7 @@ class Shards:
         self._places.put(key, place)
 
     def _line(self, place: int) -> bytes:
-        file = self._files[place >> _OFFSET_BITS]
-        try:
-            with file.path.open("rb") as lines:
-                lines.seek(place & (1 << _OFFSET_BITS) - 1)
-                return lines.readline()
-        except OSError as error:
-            raise JournalError(f"{file.path} cannot be read: {error.strerror}") from error
+        return read_line(self._files[place >> _OFFSET_BITS].path, place & (1 << _OFFSET_BITS) - 1)
 
     def find(self, key: str) -> BatchRecord | None:
         """Return the record of an input, if it was read of.

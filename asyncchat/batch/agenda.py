@@ -18,7 +18,10 @@ _MOST_ASIDE = 10_000
 class _Sized(Protocol):
     """What takes memory while it waits."""
 
-    size: int
+    @property
+    def size(self) -> int:
+        """How much, in bytes; the same for as long as it waits."""
+        ...
 
 
 _T = TypeVar("_T", bound=_Sized)

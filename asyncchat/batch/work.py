@@ -41,6 +41,8 @@ _HELD_SECONDS, _MOST_HELD = 0.5, 5
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
 _REFUSED_SECONDS = 0.05  # the pool knows for how long; this only lets others pass
 
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
 _is_json = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -64,17 +66,15 @@ class Todo:
         "repairs",
         "sent",
         "since",
-        "size",
         "tokens",
         "unfit",
     )
 
-    def __init__(self, n: int, key: str, body: dict[str, Any], hash_: str, size: int) -> None:
+    def __init__(self, n: int, key: str, body: bytes, hash_: str) -> None:
         self.n = n
         self.key = key
-        self.body = body
+        self.body = body  # as it is sent
         self.hash = hash_
-        self.size = size
         self.place = 0  # among the records of this run
         self.bad: BadItem | None = None
         self.is_begun = self.is_follower = False
@@ -83,6 +83,11 @@ class Todo:
         self.unfit = 0  # answers that were not good enough
         self.tokens: tuple[int, int, int] | None = None  # of all its answers
         self.since = self.failed_at = 0.0
+
+    @property
+    def size(self) -> int:
+        """What it takes while it waits, in bytes."""
+        return len(self.body)
 
 
 class Work:
@@ -139,23 +144,22 @@ class Work:
             JournalMismatch: its record is of another request, and the options do not say what to do.
         """
         if isinstance(item, BadItem):
-            todo = Todo(item.n, item.key, {}, "", 0)
+            todo = Todo(item.n, item.key, b"", "")
             todo.bad = item
         else:
             body = self._asker.complete(item.body)
             try:
-                whole = canonical(body)
+                # In the order it was given: a schema means its own. Bytes, since they wait long and are looked at by nobody.
+                todo = Todo(item.n, item.key, _encode(body), identity(canonical(body)))
             except (TypeError, ValueError) as error:
-                todo = Todo(item.n, item.key, {}, "", 0)
+                todo = Todo(item.n, item.key, b"", "")
                 todo.bad = BadItem(item.n, item.key, "invalid_line", f"it cannot be sent: {error}")
-            else:
-                todo = Todo(item.n, item.key, body, identity(whole), len(whole))
         standing = self._ledger.standing(todo.key, todo.hash)
         if standing == "twice":
             while standing == "twice":  # another one may be called that already
                 todo.key = self._ledger.name_for_double(item.key)
                 standing = self._ledger.standing(todo.key, "")
-            todo.body, todo.hash, todo.size = {}, "", 0
+            todo.body, todo.hash = b"", ""
             todo.bad = BadItem(
                 item.n,
                 todo.key,
@@ -198,7 +202,9 @@ class Work:
         if self._options.dedupe and not todo.sent:
             known = self._ledger.answer_to(todo.hash)
             if known is not None and known.completion is not None:
-                self._reuse([todo, *self._followers(todo)], known.completion, known.custom_id)
+                answer = known.completion
+                body = _line_of(answer, b"", is_json=False)
+                self._reuse([todo, *self._followers(todo)], answer, body, known.custom_id)
                 return None
         at = self.clock()
         if not todo.since:
@@ -206,7 +212,7 @@ class Work:
         self.health.sent(at)
         todo.sent += 1
         try:
-            answer, raw = await self._asker(todo.body, self._key(todo), sent)
+            answer, raw, is_json = await self._asker(todo.body, self._key(todo), sent)
             self.ends_outage = self.health.answered(at)
             is_wanted = answer.finish_reason not in self._options.retry_finish
             if self._check is not None and is_wanted:
@@ -221,7 +227,7 @@ class Work:
             return None
         _count(todo, answer)
         if is_wanted:
-            self._answer(todo, answer, raw)
+            self._answer(todo, answer, _line_of(answer, raw, is_json=is_json))
             return None
         todo.unfit += 1
         wait = self._again(todo)
@@ -302,17 +308,15 @@ class Work:
         todo.repairs += 1
         todo.unfit += 1
         said = "" if error.partial is None else error.partial.text
-        todo.body = {
-            **todo.body,
-            "messages": [
-                *todo.body["messages"],
-                {"role": "assistant", "content": said},
-                {
-                    "role": "user",
-                    "content": f"This does not fit: {error.message}. Answer again, with nothing but what fits.",
-                },
-            ],
-        }
+        body = _decode(todo.body)
+        body["messages"] += [
+            {"role": "assistant", "content": said},
+            {
+                "role": "user",
+                "content": f"This does not fit: {error.message}. Answer again, with nothing but what fits.",
+            },
+        ]
+        todo.body = _encode(body)
         return 0.0
 
     # -------------------------------------------------------------------------------- writing down
@@ -338,18 +342,16 @@ class Work:
                 trace.t_itl = round(timing.itl, 5)
         return trace
 
-    def _answer(self, todo: Todo, answer: Completion, raw: bytes) -> None:
+    def _answer(self, todo: Todo, answer: Completion, body: bytes) -> None:
         trace = self._trace(todo, answer, None)
         request_id = None if answer.http is None else answer.http.request_id
-        body = _line_of(answer, raw)
         self._ledger.write(todo.key, trace, body=body, request_id=request_id)
         self._give(todo, BatchRecord(todo.key, trace, answer))
         if followers := self._followers(todo):
-            self._reuse(followers, answer, todo.key)
+            self._reuse(followers, answer, body, todo.key)
 
-    def _reuse(self, todos: list[Todo], answer: Completion, key: str) -> None:
+    def _reuse(self, todos: list[Todo], answer: Completion, body: bytes, key: str) -> None:
         """Write down an answer to the same request for other inputs."""
-        body = _line_of(answer, b"")
         for todo in todos:
             trace = Trace(todo.n, todo.hash, t_end=round(time.time(), 3), reused=key)
             self._ledger.write(todo.key, trace, body=body)
@@ -390,11 +392,12 @@ def _count(todo: Todo, answer: Completion) -> None:
     )
 
 
-def _line_of(answer: Completion, raw: bytes) -> bytes:
+def _line_of(answer: Completion, raw: bytes, *, is_json: bool) -> bytes:
     """Return an answer as JSON on one line: as it came, where that was JSON in one piece."""
-    if raw[:1] == b"{":
+    if is_json or raw[:1] == b"{":
         try:
-            _is_json(raw)
+            if not is_json:
+                _is_json(raw)
             if not raw.isascii():
                 raw.decode()
         except ValueError:

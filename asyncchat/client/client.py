@@ -373,7 +373,7 @@ class Chat:
         call = core.call(fields)
         if fields.pop("resume", None) is not None:
             raise ValueError("resume= is for streams: await chat.stream(..., resume=...).final().")
-        answer, _ = await core.whole(core.request(messages, system, fields), call)
+        answer, _, _ = await core.whole(core.request(messages, system, fields), call)
         return answer
 
     def stream(

@@ -3,7 +3,7 @@
 Not here: what a user calls (`client`), what awaits the network (`pool`, `stream`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -15,13 +15,18 @@ from asyncchat.policy.limits import Limits
 from asyncchat.policy.retry import Resume, RetryPolicy
 from asyncchat.policy.timeout import Timeout
 from asyncchat.protocol.answer import AnswerReader, plain_answer
-from asyncchat.protocol.request import ChatRequest, Messages
+from asyncchat.protocol.encoded import request_in
+from asyncchat.protocol.request import ChatRequest, Messages, Request
 from asyncchat.protocol.response import Completion
 from asyncchat.protocol.schema import Dialect, OutputType
 
-__all__ = ["OPENAI", "Asker", "Core", "Settings", "both"]
+__all__ = ["OPENAI", "Asker", "Core", "Settings", "Whole", "both"]
 
 OPENAI = "https://api.openai.com/v1"
+
+
+Whole = tuple[Completion, bytes, bool]
+"""An answer, the bytes that it came as, if it came in one piece, and whether these are known to be JSON."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -57,10 +62,7 @@ class Core:
         self, messages: Messages, system: str | None, fields: dict[str, Any]
     ) -> ChatRequest:
         """Make the request that a call's keywords ask for."""
-        if self.lacks_key:
-            raise ValueError(
-                "no key: pass api_key=... or set OPENAI_API_KEY; or set base_url to a server that wants none."
-            )
+        self.check_key()
         extra = fields.pop("extra_body", None)
         if fields.get("model") is None:
             fields["model"] = self.settings.model
@@ -75,6 +77,13 @@ class Core:
         made.check(self.dialects)
         return made
 
+    def check_key(self) -> None:
+        """Refuse to ask OpenAI without a key."""
+        if self.lacks_key:
+            raise ValueError(
+                "no key: pass api_key=... or set OPENAI_API_KEY; or set base_url to a server that wants none."
+            )
+
     def call(self, fields: dict[str, Any]) -> Call:
         """Take out of a call's keywords what says how it is sent."""
         mine = self.settings
@@ -85,8 +94,8 @@ class Core:
             query=both(mine.query, fields.pop("extra_query", None)),
         )
 
-    async def whole(self, request: ChatRequest, call: Call) -> tuple[Completion, bytes]:
-        """Return an answer that is not streamed, and the bytes that it came as."""
+    async def whole(self, request: Request, call: Call) -> Whole:
+        """Return an answer that is not streamed."""
 
         async def take(
             reply: Reply, place: Place
@@ -109,11 +118,11 @@ class Core:
         )
         answer.timing = place.timing()
         place.finished(reader, answer)
-        return answer, body
+        return answer, body, reader is None
 
     def stream(
         self,
-        request: ChatRequest,
+        request: Request,
         call: Call,
         *,
         mode: Literal["events", "chunks"],
@@ -219,13 +228,13 @@ class Asker:
             made["messages"] = [{"role": "system", "content": self._system}, *messages]
         return made
 
-    async def __call__(
-        self, body: Mapping[str, Any], key: str, sent: Callable[[], object] | None = None
-    ) -> tuple[Completion, bytes]:
-        """Return an answer, and the bytes it came as, where it came in one piece.
+    def __call__(
+        self, body: bytes, key: str, sent: Callable[[], object] | None = None
+    ) -> Awaitable[Whole]:
+        """Return an answer.
 
         Args:
-            body: the fields of a request, `messages` among them.
+            body: the fields of a request as JSON, `messages` among them, as `complete` made them.
             key: the idempotency key.
             sent: called when it waits in line no more.
 
@@ -234,18 +243,24 @@ class Asker:
             AsyncChatError: as `chat(...)`.
         Cancellation: safe anywhere.
         """
-        core, fields = self._core, {**body}
-        messages = fields.pop("messages", ())
-        fields.pop("stream", None)
-        if self._output is not None:
-            fields["response_format"] = self._output
-        request = core.request(messages, None, fields)
+        core = self._core
+        core.check_key()
+        request: Request | None = request_in(body) if self._output is None else None
+        if request is None:
+            fields = _fields_in(body)
+            messages = fields.pop("messages", ())
+            fields.pop("stream", None)
+            if self._output is not None:
+                fields["response_format"] = self._output
+            request = core.request(messages, None, fields)
         call = msgspec.structs.replace(self._call, key=key, sent=sent)
-        if self._stream:
-            return await core.stream(request, call, mode="events").final(), b""
-        return await core.whole(request, call)
+        return self._streamed(request, call) if self._stream else core.whole(request, call)
+
+    async def _streamed(self, request: Request, call: Call) -> Whole:
+        return await self._core.stream(request, call, mode="events").final(), b"", False
 
 
+_fields_in = msgspec.json.Decoder(dict[str, Any]).decode
 _ONCE = RetryPolicy(max_retries=0, max_retry_after=600.0)  # a batch has time
 
 

@@ -38,7 +38,7 @@ from asyncchat.protocol.facts import (
     RequestLeft,
     RequestStarted,
 )
-from asyncchat.protocol.request import ChatRequest
+from asyncchat.protocol.request import Request
 from asyncchat.protocol.response import Completion, Timing
 
 __all__ = ["Call", "EndpointStatistics", "Place", "SessionPool", "Statistics"]
@@ -123,7 +123,7 @@ class _Ticket:
     )
 
     def __init__(
-        self, request: ChatRequest, call: Call, ask: Ask, *, stream: bool, is_told: bool
+        self, request: Request, call: Call, ask: Ask, *, stream: bool, is_told: bool
     ) -> None:
         self.number = next(_NUMBERS)
         self.request = request
@@ -346,7 +346,7 @@ class SessionPool:
 
     async def run(
         self,
-        request: ChatRequest,
+        request: Request,
         call: Call,
         take: Callable[[Reply, Place], Awaitable[_T]],
         *,
@@ -682,7 +682,7 @@ class SessionPool:
             known = self._estimates[model] = TokenEstimate()
         return known
 
-    def _estimate(self, request: ChatRequest) -> tuple[int, float]:
+    def _estimate(self, request: Request) -> tuple[int, float]:
         estimate = self._estimate_for(request.model)
         return estimate.of(request.characters, request.most_tokens, request.n)
 

@@ -38,7 +38,7 @@ from asyncchat.policy.limits import Limits
 from asyncchat.policy.retry import rate_limits, requested_wait
 from asyncchat.policy.timeout import Timeout
 from asyncchat.protocol.lenient import read_values
-from asyncchat.protocol.request import ChatRequest
+from asyncchat.protocol.request import Request
 from asyncchat.protocol.response import fault_in
 
 __all__ = ["Session"]
@@ -157,7 +157,7 @@ class Session:
 
     async def post(
         self,
-        request: ChatRequest,
+        request: Request,
         *,
         stream: bool,
         timeout: Timeout,  # noqa: ASYNC109  bounds, not a cancel scope in disguise
@@ -242,7 +242,7 @@ class Session:
             await self._refuse(reply, secret)
         return reply
 
-    def _body(self, request: ChatRequest, *, stream: bool) -> bytes | io.BytesIO:
+    def _body(self, request: Request, *, stream: bool) -> bytes | io.BytesIO:
         body = request.encode(
             stream=stream,
             ask_usage=self.asks_usage,

@@ -8,7 +8,7 @@ A message that came out of an answer goes back in as it is.
 import base64
 from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -16,6 +16,7 @@ from asyncchat.protocol.model import Model
 from asyncchat.protocol.schema import Dialect, OutputType, Tool, output_type
 
 __all__ = [
+    "ROLES",
     "Assistant",
     "AudioPart",
     "ChatRequest",
@@ -25,6 +26,7 @@ __all__ = [
     "InputAudio",
     "MessageLike",
     "Messages",
+    "Request",
     "System",
     "TextPart",
     "ToolResult",
@@ -153,6 +155,57 @@ Messages: TypeAlias = str | Iterable[MessageLike]
 
 
 _APART = ("stream", "stream_options", "messages")
+
+
+class Request(Protocol):
+    """What a pool needs of a request to send it."""
+
+    @property
+    def n(self) -> int:
+        """How many choices it asks for."""
+        ...
+
+    @property
+    def output(self) -> OutputType[Any] | None:
+        """The type that its answer is to have."""
+        ...
+
+    @property
+    def model(self) -> str | None:
+        """The model it names."""
+        ...
+
+    @property
+    def most_tokens(self) -> int | None:
+        """How many tokens one answer may have, if the request says so."""
+        ...
+
+    @property
+    def characters(self) -> int:
+        """How much text it holds, in messages, tools and schemas. Images and sound are left out."""
+        ...
+
+    @property
+    def sets_stream_options(self) -> bool:
+        """Whether the caller said what a stream should end with."""
+        ...
+
+    def continued(
+        self, text: str, *, fields: Mapping[str, object], prefix: Mapping[str, object]
+    ) -> "ChatRequest":
+        """Return the request that asks to go on after `text`, which the assistant has said already."""
+        ...
+
+    def encode(
+        self,
+        *,
+        stream: bool,
+        ask_usage: bool = True,
+        model: str | None = None,
+        dialect: Dialect = "strict",
+    ) -> bytes:
+        """Return the body. `model` is for a request that names none, `dialect` for one that says nothing of its schemas."""
+        ...
 
 
 class ChatRequest:

@@ -1213,9 +1213,9 @@ class Instant:
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
         return body
 
-    async def __call__(self, body: object, key: str, sent: object) -> tuple[Any, bytes]:
+    async def __call__(self, body: object, key: str, sent: object) -> tuple[Any, bytes, bool]:
         await asyncio.sleep(0)
-        return msgspec.json.decode(self.raw, type=Completion), self.raw
+        return msgspec.json.decode(self.raw, type=Completion), self.raw, True
 
 
 async def held_after(directory: Path, count: int) -> tuple[int, int]:

@@ -29,7 +29,7 @@ from asyncchat.errors import (
     StreamStalled,
     status_error,
 )
-from asyncchat.protocol.answer import AnswerReader
+from asyncchat.protocol.answer import AnswerReader, plain_answer
 from asyncchat.protocol.response import Completion
 from asyncchat.protocol.schema import output_type
 from tests.batch.conftest import completion, lines_of, recorded
@@ -60,15 +60,15 @@ class FakeAsker:
         return {"model": "m", **body}
 
     async def __call__(
-        self, body: Mapping[str, Any], key: str, sent: object
-    ) -> tuple[Completion, bytes]:
-        self.asked.append((dict(body), key))
+        self, body: bytes, key: str, sent: object
+    ) -> tuple[Completion, bytes, bool]:
+        self.asked.append((msgspec.json.decode(body), key))
         given = self.given.pop(0)
         if isinstance(given, Exception):
             raise given
         if isinstance(given, bytes):
-            return AnswerReader().read_whole(given), given
-        return (answer_of(given) if isinstance(given, str) else given), b""
+            return AnswerReader().read_whole(given), given, False
+        return (answer_of(given) if isinstance(given, str) else given), b"", False
 
 
 class Bench:
@@ -621,11 +621,11 @@ async def test_answer_is_recorded_on_one_line_and_as_it_came_where_that_was_json
     work = bench.work("x")
     whole = answer_of("yes")
 
-    async def ask(*_: object) -> tuple[Completion, bytes]:
-        return whole, raw
+    async def ask(*_: object) -> tuple[Completion, bytes, bool]:
+        return whole, raw, plain_answer(raw) is not None
 
     work._asker = cast("Asker", ask)
-    todo = Todo(1, "a", {"messages": []}, "1" * 32, 1)
+    todo = Todo(1, "a", b'{"messages":[]}', "1" * 32)
     assert await work.ask(todo) is None
     (line,) = lines_of(bench.directory)
     body = msgspec.json.decode(line)["response"]["body"]

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from asyncchat import Timeout
@@ -64,12 +65,13 @@ async def test_one_attempt_is_one_request_with_the_key_it_was_given(
 ) -> None:
     asker = asker_of(make_client, stream=stream, output=output_type(int))
     server.queue(Reply().say("7"))
-    answer, raw = await asker({"messages": SAID, "stream": not stream}, "key-1")
+    body = msgspec.json.encode({"messages": SAID, "stream": not stream})
+    answer, raw, is_json = await asker(body, "key-1")
     assert answer.text == "7"
-    assert raw.startswith(b"{") is not stream
+    assert raw.startswith(b"{") is is_json is not stream
     server.fail(500)
     with pytest.raises(Exception, match="told to fail"):
-        await asker({"messages": SAID}, "key-2")
+        await asker(body, "key-2")
     first, second = server.requests
     assert [request.headers["Idempotency-Key"] for request in (first, second)] == [
         "key-1",
@@ -81,7 +83,7 @@ async def test_one_attempt_is_one_request_with_the_key_it_was_given(
 
 async def test_what_cannot_be_sent_is_a_value_error(make_client: MakeClient) -> None:
     with pytest.raises(ValueError, match="messages"):
-        await asker_of(make_client)({}, "key")
+        await asker_of(make_client)(b"{}", "key")
 
 
 def test_second_of_two_sets_of_headers_wins() -> None:

@@ -27,7 +27,7 @@ from asyncchat.client.pool import Call, Place, SessionPool, Statistics
 from asyncchat.client.reply import Reply
 from asyncchat.client.session import Session
 from asyncchat.policy.lease import Lease, Leasehold, Renewal
-from asyncchat.protocol.request import ChatRequest
+from asyncchat.protocol.request import ChatRequest, Request
 from asyncchat.testing import ChatServer
 from tests.client.conftest import MakeClient, Waits, start
 
@@ -54,7 +54,7 @@ class Silent(Session):
         super().__init__(endpoint)
         self._sent = sent
 
-    async def post(self, request: ChatRequest, **how: Any) -> Reply:
+    async def post(self, request: Request, **how: Any) -> Reply:
         self._sent.append(how["query"]["name"])
         return cast("Reply", Nothing())
 

@@ -16,7 +16,7 @@ from asyncchat import Endpoint, Limits, RetryPolicy, Timeout
 from asyncchat.client.pool import Call, Place, SessionPool
 from asyncchat.client.reply import Reply
 from asyncchat.client.session import Session
-from asyncchat.protocol.request import ChatRequest
+from asyncchat.protocol.request import ChatRequest, Request
 from tests.client.conftest import start
 from tests.storms.conftest import show
 
@@ -37,7 +37,7 @@ class Instant(Session):
         super().__init__(Endpoint("http://127.0.0.1/v1"))
         self.served: list[int] = []
 
-    async def post(self, request: ChatRequest, **how: Any) -> Reply:
+    async def post(self, request: Request, **how: Any) -> Reply:
         self.served.append(int(how["query"]["number"]))
         return cast("Reply", Nothing())
 

@@ -411,7 +411,7 @@ class BatchRun:
         self._early: dict[int, tuple[Todo, BatchRecord]] = {}  # whose turn has not come
         self._places = self._next = 0
         self._workers = 0
-        self._in_line: dict[Todo, anyio.CancelScope] = {}
+        self._asked: dict[Todo, anyio.CancelScope] = {}  # each with its worker's
         self._is_begun = False
         self.is_over = False
         self._error: Exception | None = None
@@ -467,8 +467,9 @@ class BatchRun:
 
     def leave_line(self) -> None:
         """Give up what has not been sent yet, but waits for a limit, or for a pause that a server asked for."""
-        for scope in self._in_line.values():
-            scope.cancel()
+        for todo, scope in self._asked.items():
+            if todo.is_in_line:
+                scope.cancel()
 
     async def close(self) -> None:
         """End what reads the inputs, and whoever waits for a record."""
@@ -532,30 +533,27 @@ class BatchRun:
         self._tasks.start(self._labour)
 
     async def _labour(self) -> None:
-        with anyio.CancelScope() as scope:
-            await self._labour_in(scope)
-
-    async def _labour_in(self, scope: anyio.CancelScope) -> None:
         agenda = self._agenda
-        try:
-            while (todo := await agenda.next()) is not None:
-                try:
-                    await self._do(todo, scope)
-                finally:
-                    agenda.done()
-        except JournalError as error:
-            self._batch.stop("journal", str(error))
-            self._fail(error)
-        except Exception as error:  # noqa: BLE001  a fault of ours: whoever reads gets it
-            self._fail(error)
-        except asyncio.CancelledError:
-            if is_being_cancelled():
-                raise
-            self._fail(RuntimeError("cancelled from inside"))
-        finally:
-            self._workers -= 1
-            if not self._workers:
-                self._tell_end()
+        with anyio.CancelScope() as scope:
+            try:
+                while (todo := await agenda.next()) is not None:
+                    try:
+                        await self._do(todo, scope)
+                    finally:
+                        agenda.done()
+            except JournalError as error:
+                self._batch.stop("journal", str(error))
+                self._fail(error)
+            except Exception as error:  # noqa: BLE001  a fault of ours: whoever reads gets it
+                self._fail(error)
+            except asyncio.CancelledError:
+                if is_being_cancelled():
+                    raise
+                self._fail(RuntimeError("cancelled from inside"))
+            finally:
+                self._workers -= 1
+                if not self._workers:
+                    self._tell_end()
 
     async def _do(self, todo: Todo, scope: anyio.CancelScope) -> None:
         agenda, work = self._agenda, self._work
@@ -566,11 +564,11 @@ class BatchRun:
             if (cap := work.cap(todo, agenda.busy - 1)) is not None:
                 self._batch.stop("cap", f"stopped at {cap}")
                 return
-        self._in_line[todo] = scope
+        self._asked[todo] = scope
         try:
-            seconds = await work.ask(todo, lambda: self._in_line.pop(todo, None))
+            seconds = await work.ask(todo)
         finally:
-            self._in_line.pop(todo, None)
+            del self._asked[todo]
         is_there = work.ends_outage
         if seconds is not None:
             self.look()

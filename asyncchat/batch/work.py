@@ -59,6 +59,7 @@ class Todo:
         "held",
         "is_begun",
         "is_follower",
+        "is_in_line",
         "key",
         "n",
         "place",
@@ -78,6 +79,7 @@ class Todo:
         self.place = 0  # among the records of this run
         self.bad: BadItem | None = None
         self.is_begun = self.is_follower = False
+        self.is_in_line = False  # or on its way there: nothing is sent yet
         self.followers: list[Todo] = []  # which ask the same
         self.sent = self.attempts = self.refused = self.repairs = self.held = 0
         self.unfit = 0  # answers that were not good enough
@@ -88,6 +90,10 @@ class Todo:
     def size(self) -> int:
         """What it takes while it waits, in bytes."""
         return len(self.body)
+
+    def is_sent(self) -> None:
+        """Note that it waits in line no more."""
+        self.is_in_line = False
 
 
 class Work:
@@ -185,10 +191,8 @@ class Work:
 
     # -------------------------------------------------------------------------------------- asking
 
-    async def ask(self, todo: Todo, sent: "Callable[[], object] | None" = None) -> float | None:
+    async def ask(self, todo: Todo) -> float | None:
         """Ask once. Return None when there is a record, else the seconds after which to ask again.
-
-        `sent` is called when the request waits in line no more.
 
         Raises:
             JournalError: the record cannot be written.
@@ -211,8 +215,9 @@ class Work:
             todo.since = at
         self.health.sent(at)
         todo.sent += 1
+        todo.is_in_line = True
         try:
-            answer, raw, is_json = await self._asker(todo.body, self._key(todo), sent)
+            answer, raw, is_json = await self._asker(todo.body, self._key(todo), todo.is_sent)
             self.ends_outage = self.health.answered(at)
             is_wanted = answer.finish_reason not in self._options.retry_finish
             if self._check is not None and is_wanted:

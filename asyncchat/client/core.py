@@ -27,6 +27,7 @@ OPENAI = "https://api.openai.com/v1"
 
 Whole = tuple[Completion, bytes, bool]
 """An answer, the bytes that it came as, if it came in one piece, and whether these are known to be JSON."""
+_Taken = tuple[AnswerReader | None, Completion, Place, bytes]
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -96,29 +97,24 @@ class Core:
 
     async def whole(self, request: Request, call: Call) -> Whole:
         """Return an answer that is not streamed."""
-
-        async def take(
-            reply: Reply, place: Place
-        ) -> tuple[AnswerReader | None, Completion, Place, bytes]:
-            reply.alive(watched=False)
-            body = await reply.read_all(self.settings.limits.max_event_bytes)
-            answer, reader = plain_answer(body, request.n) if self.is_plain else None, None
-            if answer is None:
-                reader = self.reader(reply.content_type, request.n)
-                answer = reader.assemble(body)
-            answer.http = reply.http
-            place.began(reply)
-            return reader, answer, place, body
-
-        def drop(whole: tuple[AnswerReader | None, Completion, Place, bytes]) -> None:
-            whole[2].left(whole[0])
-
         reader, answer, place, body = await self.pool.run(
-            request, call, take, stream=False, drop=drop
+            request, call, self._take_whole, stream=False, drop=_drop
         )
         answer.timing = place.timing()
         place.finished(reader, answer)
         return answer, body, reader is None
+
+    async def _take_whole(self, reply: Reply, place: Place) -> _Taken:
+        n = place.ticket.request.n
+        reply.alive(watched=False)
+        body = await reply.read_all(self.settings.limits.max_event_bytes)
+        answer, reader = plain_answer(body, n) if self.is_plain else None, None
+        if answer is None:
+            reader = self.reader(reply.content_type, n)
+            answer = reader.assemble(body)
+        answer.http = reply.http
+        place.began(reply)
+        return reader, answer, place, body
 
     def stream(
         self,
@@ -163,6 +159,10 @@ class Core:
             split_think_tags=mine.split_think_tags,
             cumulative_content=mine.cumulative_content,
         )
+
+
+def _drop(taken: _Taken) -> None:
+    taken[2].left(taken[0])
 
 
 class Asker:

@@ -9,6 +9,7 @@ import os
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Generic, Literal, TypeVar
 
@@ -371,7 +372,7 @@ class SessionPool:
         ticket = _Ticket(
             request,
             call,
-            Ask(request.model, lambda: self._estimate(request)),
+            Ask(request.model, partial(self._estimate, request)),
             stream=stream,
             is_told=self._observers.listen,
         )
@@ -570,7 +571,7 @@ class SessionPool:
                 enter(first, is_hedge=False)
                 await anyio.sleep(delay)
                 ask = Ask(ticket.ask.model, lambda: ticket.ask.size)
-                ask.tried.update(ticket.ask.tried, server.lanes)
+                ask.tried = ticket.ask.tried | {*server.lanes}
                 hold = self.line.take_now(ask) if server.budget.has_one else None
                 if hold is not None:
                     server.budget.spend_one()

@@ -5,7 +5,7 @@ Not here: sending, what the bytes mean. Beside `session` the only importer of ai
 
 import asyncio
 import time
-from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 import aiohttp
 import anyio.lowlevel
@@ -24,7 +24,10 @@ from asyncchat.errors import (
 from asyncchat.policy.timeout import Timeout
 from asyncchat.protocol.response import HTTP
 
-__all__ = ["Reply", "late", "now"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Reply", "Sender", "late", "now"]
 
 _LINGER_SECONDS = 0.25  # for the end of a body whose end mark has come
 
@@ -60,6 +63,18 @@ class _Expired(Exception):
         self.phase = phase
 
 
+class Sender(Protocol):
+    """What has sent a request, to its reply."""
+
+    def redact(self, text: str) -> str:
+        """Return a server's words without the keys it was sent."""
+        ...
+
+    def ended(self, reply: "Reply") -> None:
+        """Hear that the reply is over."""
+        ...
+
+
 class Reply:
     """One answer's body, read by pulling.
 
@@ -76,10 +91,9 @@ class Reply:
         "_has_begun",
         "_kept",
         "_lingering",
-        "_on_end",
         "_patience",
-        "_redact",
         "_response",
+        "_sender",
         "_timer",
         "_waiting_since",
         "arrived_at",
@@ -98,12 +112,10 @@ class Reply:
         deadline: float | None,
         *,
         spent: float = 0.0,
-        redact: Callable[[str], str] = str,
-        on_end: Callable[["Reply"], None],
+        sender: "Sender",
     ) -> None:
-        self._redact = redact
         self._endpoint = endpoint
-        self._on_end = on_end
+        self._sender = sender
         self._response: aiohttp.ClientResponse | None = response
         self._content = response.content
         self._bounds = bounds
@@ -243,12 +255,12 @@ class Reply:
             return error
         error.endpoint = error.endpoint or self._endpoint
         error.request_id = error.request_id or self.headers.get("x-request-id")
-        error.message = self._redact(error.message)
-        error.args = tuple(self._redact(str(part)) for part in error.args)
+        error.message = self._sender.redact(error.message)
+        error.args = tuple(self._sender.redact(str(part)) for part in error.args)
         for name in ("code", "type", "param"):
             value: object = getattr(error, name)
             if isinstance(value, str):
-                setattr(error, name, self._redact(value))
+                setattr(error, name, self._sender.redact(value))
         return error
 
     # ------------------------------------------------------------------------------------- bounds
@@ -340,7 +352,7 @@ class Reply:
         """The body is over: the connection has gone back to the pool by itself."""
         self._cancel_timer()
         self._response = None
-        self._on_end(self)
+        self._sender.ended(self)
 
     def done(self) -> None:
         """The end mark has come: keep the connection if the body ends in a moment, without waiting for it."""

@@ -78,6 +78,25 @@ class _Open:
             reply.fail(PoolClosed("the client was closed while the answer was being read"))
 
 
+class _Sent:
+    """What has sent one request."""
+
+    __slots__ = ("_opened", "_secret", "_session", "_use")
+
+    def __init__(self, session: "Session", opened: _Open, use: Use, secret: Secret | None) -> None:
+        self._session = session
+        self._opened = opened
+        self._use = use
+        self._secret = secret
+
+    def redact(self, text: str) -> str:
+        return self._session.without_keys(text, self._secret)
+
+    def ended(self, reply: Reply) -> None:
+        self._use.ended_at = now()
+        self._opened.replies.discard(reply)
+
+
 async def _closed_with_its_loop(
     opened: _Open, ended: Callable[[], None]
 ) -> AsyncGenerator[None, None]:
@@ -223,10 +242,6 @@ class Session:
                 endpoint=self.base_url,
             )
 
-        def ended(reply: Reply) -> None:
-            use.ended_at = now()
-            opened.replies.discard(reply)
-
         spent = now() - sent_at
         reply = Reply(
             response,
@@ -234,8 +249,7 @@ class Session:
             timeout,
             deadline,
             spent=spent,
-            redact=lambda text: self._without_keys(text, secret),
-            on_end=ended,
+            sender=_Sent(self, opened, use, secret),
         )
         opened.replies.add(reply)
         if reply.status != 200:
@@ -251,7 +265,7 @@ class Session:
         )
         return body if len(body) < _LARGE_BODY else io.BytesIO(body)
 
-    def _without_keys(self, text: str, secret: Secret | None) -> str:
+    def without_keys(self, text: str, secret: Secret | None) -> str:
         """Return a server's words without the keys it was sent."""
         for name, value in self._extra_headers.items():
             if any(part in name.lower() for part in ("authorization", "key", "token", "secret")):
@@ -354,7 +368,7 @@ class Session:
             text = (await reply.read_some(self.limits.max_error_bytes)).decode("utf-8", "replace")
         finally:
             reply.close()
-        text = self._without_keys(text, secret)
+        text = self.without_keys(text, secret)
         values = read_values(text.encode("utf-8", "replace"))[0]
         decoded = values[0] if len(values) == 1 else text
         fault = fault_in(decoded, always=True) if isinstance(decoded, (dict, list)) else None

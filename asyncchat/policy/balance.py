@@ -161,9 +161,9 @@ def note(
         is_cut: whether the answer had begun.
     """
     found, lane = blame(error), hold.lane
-    ask.tried.add(lane)
+    ask.tried |= {lane}
     if found in ("gone", "overloaded", "broken"):
-        ask.tried.update(lane.server.lanes)
+        ask.tried |= {*lane.server.lanes}
         gone, overloaded = found == "gone", found == "overloaded"
         lane.broke(hold, now, rand, at_once=gone, overloaded=overloaded, is_cut=is_cut)
     elif found == "limited":

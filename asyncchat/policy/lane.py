@@ -37,7 +37,7 @@ class Ask:
         self.model = model
         self._measure = measure
         self._size: tuple[int, float] | None = None
-        self.tried: set[Lane] = set()
+        self.tried: frozenset[Lane] = frozenset()
         """Where it has failed: it goes there again only if there is nowhere else."""
 
     @property

@@ -60,7 +60,7 @@ def lane_of(**fields: Any) -> Lane:
 
 def ask(model: str | None = None, tried: Sequence[Lane] = ()) -> Ask:
     one = Ask(model, lambda: (1, 0.0))
-    one.tried.update(tried)
+    one.tried = frozenset(tried)
     return one
 
 

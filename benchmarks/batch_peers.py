@@ -8,6 +8,7 @@ imported where they are used, and JSON is the standard library's.
 """
 
 import asyncio
+import importlib
 import importlib.util
 import json
 import os
@@ -171,14 +172,26 @@ class Asyncchat(Peer):
                 len(record.text)  # whoever runs a batch looks at what it gives
 
 
+_OF_THE_COMMAND = (  # which it imports when it runs
+    "asyncchat.cli.batch",
+    "asyncchat.cli.batch_run",
+    "asyncchat.client.client",
+    "asyncchat.batch.engine",
+    "asyncchat.batch.summary",
+    "rich.console",
+)
+
+
 class AsyncchatCommand(Peer):
     """`asyncchat batch run`: the same with the command line, progress, the file of answers and the report."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         os.environ["OPENAI_API_KEY"] = "k"
-        import asyncchat.cli.batch_run  # noqa: F401  what the command imports when it runs
         from asyncchat.cli import main
+
+        for module in _OF_THE_COMMAND:
+            importlib.import_module(module)
 
         self._main = main
 

@@ -135,6 +135,11 @@ class Batch:
         return 0 if self._ledger is None else self._ledger.known
 
     @property
+    def is_single(self) -> bool:
+        """Whether no input has more than one record, or is asked for another one."""
+        return self._ledger is not None and not self._ledger.superseded
+
+    @property
     def input(self) -> dict[str, Any] | None:
         """What was said `about` the input of the run before; None where nothing is recorded."""
         return None if self._ledger is None else self._ledger.input

@@ -47,6 +47,8 @@ def export(
     flat: bool = False,
     ordered: bool = False,
     run_bytes: int = _RUN_BYTES,
+    is_single: bool = False,
+    look: Callable[[Outcome], object] | None = None,
 ) -> Exported:
     """Write the records of one job, or of several that each have a part of the inputs. Blocks.
 
@@ -57,6 +59,8 @@ def export(
         flat: a line of names and texts for each, instead of OpenAI's output format.
         ordered: in the order of the inputs, else in that of the answers.
         run_bytes: how much is sorted in memory at once.
+        is_single: whether no input is known to have more than one record: else everything is read twice.
+        look: called with each outcome, in any order.
 
     Raises:
         JournalError: there is no job in one of the directories, or its records cannot be read. Nothing is written then.
@@ -72,7 +76,15 @@ def export(
         def put(line: _Line) -> None:
             (good if line[0] >= 0 else bad).write(line[1])
 
-        made = _made(named, form, found, apart=errors is not None)
+        lines = _read_all(named, found, is_single=is_single, look=look)
+        apart = errors is not None
+        made = (
+            (
+                -outcome.trace.n if apart and not outcome.ok else outcome.trace.n,
+                form(outcome, line, name),
+            )
+            for outcome, line, name in lines
+        )
         beside = out.resolve().parent if isinstance(out, Path) else None
         for line in _sorted(made, run_bytes, beside, stack) if ordered else made:
             put(line)
@@ -89,21 +101,23 @@ def _name(directory: Path) -> bytes:
     return job.id.encode()
 
 
-def _made(
+def _read_all(
     named: Mapping[Path, bytes],
-    form: Callable[[Outcome, bytes, bytes], bytes],
     found: Exported,
     *,
-    apart: bool,
-) -> Iterator[_Line]:
+    is_single: bool,
+    look: Callable[[Outcome], object] | None,
+) -> Iterator[tuple[Outcome, bytes, bytes]]:
+    """Yield each record that counts, with its line and the name of its job."""
     for directory, name in named.items():
-        for outcome, line in final_lines(directory):
+        for outcome, line in final_lines(directory, is_single=is_single):
             if outcome.ok:
                 found.ok += 1
             else:
                 found.failed += 1
-            n = outcome.trace.n
-            yield -n if apart and not outcome.ok else n, form(outcome, line, name)
+            if look is not None:
+                look(outcome)
+            yield outcome, line, name
 
 
 def _sorted(

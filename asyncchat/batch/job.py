@@ -12,10 +12,10 @@ import msgspec
 
 from asyncchat.batch.journal import final_lines, notes, read_job
 from asyncchat.batch.record import Sample, decode_attempt, decode_note
-from asyncchat.batch.report import Report
+from asyncchat.batch.report import Counting, Report
 from asyncchat.errors import JournalError
 
-__all__ = ["JobStatus", "report_of", "status_of"]
+__all__ = ["JobStatus", "report_of", "report_without_outcomes", "status_of"]
 
 
 class JobStatus(msgspec.Struct, frozen=True):
@@ -57,12 +57,25 @@ def report_of(directory: Path) -> Report:
     Raises:
         JournalError: there is no job, or it cannot be read.
     """
+    made = report_without_outcomes(directory)
+    for outcome, _ in final_lines(directory):
+        made.outcome(outcome)
+    return made.report()
+
+
+def report_without_outcomes(directory: Path) -> Counting:
+    """Return the report of a job in the making, for who reads its outcomes anyway.
+
+    Raises:
+        JournalError: there is no job.
+    """
     _check(directory)
-    return Report.of(
-        (outcome for outcome, _ in final_lines(directory)),
-        notes(directory, "attempts", decode_attempt),
-        notes(directory, "samples", decode_note),
-    )
+    made = Counting()
+    for note in notes(directory, "samples", decode_note):
+        made.note(note)
+    for attempt in notes(directory, "attempts", decode_attempt):
+        made.attempt(attempt)
+    return made
 
 
 def _check(directory: Path) -> None:

@@ -103,6 +103,7 @@ class Ledger:
         "failed",
         "known",
         "spending",
+        "superseded",
         "warnings",
     )
 
@@ -116,7 +117,7 @@ class Ledger:
         self._job: Job | None = None
         self.spending = Spending(options)
         self._has_begun = False
-        self.known = self.failed = 0
+        self.known = self.failed = self.superseded = 0
         self.warnings: list[str] = []
         self._lock = None if shard else JobLock(directory)
         try:
@@ -132,7 +133,9 @@ class Ledger:
     def _scan(self) -> None:
         for outcome, place, _ in scan(self._directory):
             key = hash_of(outcome.custom_id)
-            before = self._ids.get(key) or 0
+            there = self._ids.get(key)
+            before = there or 0
+            self.superseded += there is not None
             fingerprint = _fingerprint(outcome.trace.hash)
             is_same = before >> _BITS == fingerprint
             self.spending.paid(outcome.trace)
@@ -177,7 +180,7 @@ class Ledger:
         if self._has_begun:  # and in another run nothing has been seen yet
             self._ids, self._doubles = Table(), {}
             self.spending = Spending(self._options)
-            self.known = self.failed = 0
+            self.known = self.failed = self.superseded = 0
             self._scan()
         self._has_begun = True
         before = self._job
@@ -215,10 +218,11 @@ class Ledger:
         if before & _SEEN:
             return "twice"
         self._ids.put(place, fingerprint << _BITS | (before & (_RECORDED | _OK)) | _SEEN)
+        if before & _RECORDED and before >> _BITS == fingerprint:
+            return "recorded"
+        self.superseded += 1
         if not before & _RECORDED:
             return "new"
-        if before >> _BITS == fingerprint:
-            return "recorded"
         return "changed" if before & _OK else "new"  # mending an input that failed asks for it
 
     def name_for_double(self, key: str) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ClientHealth",
+    "Counting",
     "Distribution",
     "EndpointReport",
     "Failure",
@@ -178,7 +179,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         notes: Iterable[Sample | SessionNote],
     ) -> "Report":
         """Return the report of a batch. Each is read once: `notes` first, in the order in which they were written."""
-        count = _Count()
+        count = Counting()
         for note in notes:
             count.note(note)
         for attempt in attempts:
@@ -335,8 +336,8 @@ class _Runs:
         self.lag.add(sample.lag)
 
 
-class _Count:
-    """A report in the making."""
+class Counting:
+    """A report in the making: first the notes, in the order in which they were written, then the rest in any order."""
 
     def __init__(self) -> None:
         self._runs = _Runs()
@@ -354,6 +355,7 @@ class _Count:
         self._ends: tuple[float, float] | None = None  # the first and the last record
 
     def note(self, note: Sample | SessionNote) -> None:
+        """Count a run, or what was seen of one."""
         runs = self._runs
         if isinstance(note, SessionNote):
             if note.end is None:
@@ -372,11 +374,13 @@ class _Count:
             cell.paused += 1
 
     def attempt(self, attempt: Attempt) -> None:
+        """Count an attempt that failed."""
         self._attempts[_bounded(attempt.kind, self._attempts, _MOST_KINDS)] += 1
         if attempt.endpoint is not None:
             self._endpoint(attempt.endpoint).failed_attempts += 1
 
     def outcome(self, outcome: Outcome) -> None:
+        """Count what became of an input."""
         trace, ok = outcome.trace, outcome.error is None
         if outcome.error is None:
             self._ok += 1
@@ -427,6 +431,7 @@ class _Count:
         return found
 
     def report(self) -> Report:
+        """Return the report of what was counted."""
         runs, tokens = self._runs, self._tokens
         start, wall = 0.0, runs.clock.seconds
         if not runs.runs and self._ends is not None:  # the notes are lost: the records tell when

@@ -24,7 +24,7 @@ import msgspec
 
 from asyncchat.batch.export import Exported, export
 from asyncchat.batch.item import BadItem, Item, Layout
-from asyncchat.batch.job import report_of
+from asyncchat.batch.job import report_of, report_without_outcomes
 from asyncchat.batch.meter import BatchProgress
 from asyncchat.batch.options import Price, kinds_of
 from asyncchat.batch.plan import EndpointPlan
@@ -343,12 +343,12 @@ async def _run(plan: Plan, interrupts: "_Interrupts") -> int:
             async with batch as job:
                 await _check(plan, job, about, interrupts)
                 await _work(plan, job, source, about, interrupts)
-                stopped = job.stopped
+                stopped, is_single = job.stopped, job.is_single
         else:
             stopped = await _work_together(plan, opened, batch, about, interrupts)
-    report = await anyio.to_thread.run_sync(report_of, plan.job)
+            is_single = False  # as far as is known here
     is_whole = stopped is None or stopped.reason == "cap"
-    await _write(plan, report, is_whole=is_whole)
+    report = await _write(plan, is_whole=is_whole, is_single=is_single)
     if stopped is not None:
         complain(stopped.message)
         _say_how_to_go_on(plan)
@@ -612,30 +612,43 @@ class _Interrupts:
             self._inner.deadline = self._loop.time() + self._grace
 
 
-async def _write(plan: Plan, report: "Report", *, is_whole: bool) -> None:
-    """Write what is wanted of a run that has ended."""
+async def _write(plan: Plan, *, is_whole: bool, is_single: bool) -> "Report":
+    """Write what is wanted of a run that has ended, and return its report."""
     outputs = plan.outputs
 
-    def write() -> None:
-        if is_whole:
-            found = export(
-                [plan.job],
-                plan.out or sys.stdout.buffer,
-                errors=outputs.errors,
-                flat=outputs.flat,
-                ordered=outputs.ordered,
-            )
-            sys.stdout.flush()
+    def export_all() -> "tuple[Report, Exported]":
+        count = report_without_outcomes(plan.job)
+        found = export(
+            [plan.job],
+            plan.out or sys.stdout.buffer,
+            errors=outputs.errors,
+            flat=outputs.flat,
+            ordered=outputs.ordered,
+            is_single=is_single,
+            look=count.outcome,
+        )
+        sys.stdout.flush()
+        return count.report(), found
+
+    def write() -> "Report":
+        found = None
+        try:
+            report, found = export_all() if is_whole else (report_of(plan.job), None)
+        except BaseException:
+            sys.stderr.write(report_of(plan.job).text())
+            raise
+        sys.stderr.write(report.text())
+        sys.stderr.flush()
+        if found is not None:
             note(written(found, plan.out, outputs.errors))
         if outputs.report is not None:
             report.html(outputs.report, title=plan.name)
         if outputs.summary is not None:
             outputs.summary.write_bytes(report.json())
+        return report
 
-    sys.stderr.write(report.text())
-    sys.stderr.flush()
     try:
-        await anyio.to_thread.run_sync(write)
+        return await anyio.to_thread.run_sync(write)
     except BrokenPipeError:
         raise
     except OSError as error:

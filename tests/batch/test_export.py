@@ -16,7 +16,7 @@ import pytest
 
 from asyncchat.batch.export import Exported, export
 from asyncchat.batch.journal import Job, Journal, write_job
-from asyncchat.batch.record import BatchError, Trace, encode_record
+from asyncchat.batch.record import BatchError, Outcome, Trace, encode_record
 from asyncchat.errors import JournalError
 
 Made = tuple[str, int, str | BatchError]
@@ -59,6 +59,20 @@ def read(path: Path) -> list[dict[str, object]]:
 
 
 FAILED = BatchError("bad_request", "no such tool", 400, "invalid_request_error")
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_each_outcome_is_shown_to_who_looks_on(tmp_path: Path, ordered: bool) -> None:
+    seen: list[Outcome] = []
+    records: list[Made] = [("b", 2, "x"), ("a", 1, FAILED)]
+    export(
+        [job(tmp_path / "j", records)],
+        tmp_path / "out.jsonl",
+        ordered=ordered,
+        is_single=True,
+        look=seen.append,
+    )
+    assert [(outcome.custom_id, outcome.ok) for outcome in seen] == [("b", True), ("a", False)]
 
 
 def test_line_is_openais_batch_output_and_no_more(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import errno
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -347,6 +347,24 @@ def test_one_record_counts_for_each_input(
     assert [line for _, line in final_lines(tmp_path)] == [
         lines[number] for number, _, _ in sorted(model.values())
     ]
+
+
+def test_records_of_which_none_supersedes_another_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [line_of(key) for key in "abc"]
+    (tmp_path / "done-0001.jsonl").write_bytes(b"".join(lines))
+    reads: list[Path] = []
+
+    def counted(directory: Path) -> Iterator[tuple[Outcome, Place, bytes]]:
+        reads.append(directory)
+        return scan(directory)
+
+    monkeypatch.setattr(module, "scan", counted)
+    assert [line for _, line in final_lines(tmp_path, is_single=True)] == lines
+    assert len(reads) == 1
+    assert [line for _, line in final_lines(tmp_path)] == lines
+    assert len(reads) == 3
 
 
 # --------------------------------------------------------------------------------- job.json, the lock

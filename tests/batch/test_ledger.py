@@ -75,6 +75,28 @@ def test_failed_input_is_final_unless_it_is_mended_or_asked_for(tmp_path: Path) 
     ledger.close()
 
 
+def test_second_record_of_an_input_is_known_before_it_is_written(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, NEVER)
+    ledger.standing("a", ONE)
+    answer(ledger, "a")
+    ledger.standing("b", ONE)
+    fail(ledger, "b")
+    assert ledger.superseded == 0
+    ledger = reopened(ledger)
+    ledger.standing("a", ONE)
+    ledger.standing("b", ONE)
+    ledger.standing("c", ONE)
+    assert ledger.superseded == 0
+    ledger = reopened(ledger, BatchOptions(retry_errors=frozenset({"server"})))
+    ledger.standing("a", ONE)
+    ledger.standing("b", ONE)
+    assert ledger.superseded == 1
+    answer(ledger, "b")
+    ledger = reopened(ledger)
+    assert ledger.superseded == 1
+    ledger.close()
+
+
 def test_name_for_a_double_is_the_same_in_each_run(tmp_path: Path) -> None:
     for _ in range(2):
         ledger = Ledger(tmp_path, NEVER)

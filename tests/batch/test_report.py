@@ -244,7 +244,12 @@ def test_json_is_the_report_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    "cls", [*(getattr(module, name) for name in module.__all__), Bin, BatchProgress]
+    "cls",
+    [
+        *(getattr(module, name) for name in module.__all__ if name != "Counting"),
+        Bin,
+        BatchProgress,
+    ],
 )
 def test_reference_gives_each_field(cls: type[msgspec.Struct]) -> None:
     page = (ROOT / "docs/reference/batch-report.md").read_text(encoding="utf-8")

@@ -80,7 +80,7 @@ class Todo:
         self.bad: BadItem | None = None
         self.is_begun = self.is_follower = False
         self.is_in_line = False  # or on its way there: nothing is sent yet
-        self.followers: list[Todo] = []  # which ask the same
+        self.followers: list[Todo] | None = None  # which ask the same
         self.sent = self.attempts = self.refused = self.repairs = self.held = 0
         self.unfit = 0  # answers that were not good enough
         self.tokens: tuple[int, int, int] | None = None  # of all its answers
@@ -186,6 +186,7 @@ class Work:
             leader = self._leaders.setdefault(todo.hash, todo)
             if leader is not todo:
                 todo.is_follower = True
+                leader.followers = leader.followers or []
                 leader.followers.append(todo)
         return todo
 
@@ -378,8 +379,8 @@ class Work:
     def _followers(self, todo: Todo) -> list[Todo]:
         if self._leaders.get(todo.hash) is todo:
             del self._leaders[todo.hash]
-        followers, todo.followers = todo.followers, []
-        return followers
+        followers, todo.followers = todo.followers, None
+        return followers or []
 
 
 def _count(todo: Todo, answer: Completion) -> None:

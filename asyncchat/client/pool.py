@@ -9,7 +9,6 @@ import os
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from itertools import count
 from typing import Generic, Literal, TypeVar
 
@@ -103,11 +102,34 @@ class Call(msgspec.Struct, frozen=True):
     sent: Callable[[], object] | None = None
 
 
-class _Ticket:
+class _Estimates:
+    """What requests are likely to cost: for each model what it has been seen to."""
+
+    __slots__ = ("_of_models",)
+
+    def __init__(self) -> None:
+        self._of_models: dict[str | None, TokenEstimate] = {}
+
+    def for_model(self, model: str | None) -> TokenEstimate:
+        """Return the estimate for one model."""
+        known = self._of_models.get(model)
+        if known is None:
+            if len(self._of_models) >= _MOST_MODELS:
+                self._of_models.clear()
+            known = self._of_models[model] = TokenEstimate()
+        return known
+
+    def of(self, request: Request) -> tuple[int, float]:
+        """Return what a request is likely to cost, in tokens, and by how much that may be wrong."""
+        estimate = self.for_model(request.model)
+        return estimate.of(request.characters, request.most_tokens, request.n)
+
+
+class _Ticket(Ask):
     """One request on its way through its attempts."""
 
     __slots__ = (
-        "ask",
+        "_estimates",
         "attempts",
         "call",
         "deadline",
@@ -124,12 +146,19 @@ class _Ticket:
     )
 
     def __init__(
-        self, request: Request, call: Call, ask: Ask, *, stream: bool, is_told: bool
+        self,
+        request: Request,
+        call: Call,
+        estimates: _Estimates,
+        *,
+        stream: bool,
+        is_told: bool,
     ) -> None:
+        super().__init__(request.model)
+        self._estimates = estimates
         self.number = next(_NUMBERS)
         self.request = request
         self.call = call
-        self.ask = ask
         self.stream = stream
         self.is_told = is_told  # whether anybody wants to hear more of it than its failures
         self.started = now()
@@ -148,7 +177,10 @@ class _Ticket:
         self.number, self.started, self.deadline = before.number, before.started, before.deadline
         self.attempts = self.free = before.attempts
         self.resumed, self.partial = before.resumed + 1, before.partial
-        self.ask.tried = before.ask.tried
+        self.tried = before.tried
+
+    def measure(self) -> tuple[int, float]:
+        return self._estimates.of(self.request)
 
     def bound_in_line(self) -> Bound:
         """Return the bound that ends its waiting in line first."""
@@ -271,7 +303,7 @@ class SessionPool:
         self._finished = 0
         self._attempts = 0
         self._lenient = 0
-        self._estimates: dict[str | None, TokenEstimate] = {}
+        self._estimates = _Estimates()
         self._latencies: tuple[deque[float], deque[float]] = (
             deque(maxlen=_LATENCIES),
             deque(maxlen=_LATENCIES),
@@ -372,7 +404,7 @@ class SessionPool:
         ticket = _Ticket(
             request,
             call,
-            Ask(request.model, partial(self._estimate, request)),
+            self._estimates,
             stream=stream,
             is_told=self._observers.listen,
         )
@@ -385,7 +417,7 @@ class SessionPool:
                 self._check_open(ticket)
                 hold = await self.line.enter(
                     ticket.number,
-                    ticket.ask,
+                    ticket,
                     is_back=ticket.attempts > 0,
                     bound=ticket.bound_in_line,
                 )
@@ -484,11 +516,11 @@ class SessionPool:
         wait = retry.delay(error, attempts, rand, left)
         at, budget = self.line.clock(), hold.lane.server.budget
         longest = retry.max_retry_after
-        found = note(hold, ticket.ask, error, at, rand=rand, wait=wait, longest=longest)
+        found = note(hold, ticket, error, at, rand=rand, wait=wait, longest=longest)
         place.release()
         others: list[Lane] = []
         if found != "request" and (left is None or left > 0):
-            others = elsewhere(self.line.lanes(ticket.ask.model), at, ticket.ask)
+            others = elsewhere(self.line.lanes(ticket.model), at, ticket)
         if others and found in NOT_BEGUN:
             ticket.free += 1
             wait = 0.0
@@ -570,8 +602,8 @@ class SessionPool:
             async with anyio.create_task_group() as group:
                 enter(first, is_hedge=False)
                 await anyio.sleep(delay)
-                ask = Ask(ticket.ask.model, lambda: ticket.ask.size)
-                ask.tried = ticket.ask.tried | {*server.lanes}
+                ask = Ask(ticket.model, lambda: ticket.size)
+                ask.tried = ticket.tried | {*server.lanes}
                 hold = self.line.take_now(ask) if server.budget.has_one else None
                 if hold is not None:
                     server.budget.spend_one()
@@ -611,9 +643,9 @@ class SessionPool:
         place.hold.lane.finished()
         self._lenient += reader.lenient_decodes if reader is not None else 0
         ticket, usage = place.ticket, answer.usage
-        if ticket.ask.is_measured and usage is not None and usage.total_tokens:
+        if ticket.is_measured and usage is not None and usage.total_tokens:
             place.hold.lane.cost(place.hold, usage.total_tokens)
-            self._estimate_for(ticket.request.model).learn(
+            self._estimates.for_model(ticket.model).learn(
                 ticket.request.characters,
                 usage.prompt_tokens or 0,
                 usage.completion_tokens or 0,
@@ -644,7 +676,7 @@ class SessionPool:
             at, rand = self.line.clock(), self.rand()
             found = note(
                 place.hold,
-                ticket.ask,
+                ticket,
                 error,
                 at,
                 rand=rand,
@@ -674,18 +706,6 @@ class SessionPool:
             self._observers.tell(AttemptDropped(ticket.number, place.attempt, place.endpoint))
 
     # -------------------------------------------------------------------------------------- tokens
-
-    def _estimate_for(self, model: str | None) -> TokenEstimate:
-        known = self._estimates.get(model)
-        if known is None:
-            if len(self._estimates) >= _MOST_MODELS:
-                self._estimates.clear()
-            known = self._estimates[model] = TokenEstimate()
-        return known
-
-    def _estimate(self, request: Request) -> tuple[int, float]:
-        estimate = self._estimate_for(request.model)
-        return estimate.of(request.characters, request.most_tokens, request.n)
 
 
 class _Race(Generic[_T]):

@@ -29,11 +29,13 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0  # where a server refuses without saying
 
 
 class Ask:
-    """What a request wants of a lane."""
+    """What a request wants of a lane. Who has no `measure` to give says how it is measured in a class of its own."""
 
     __slots__ = ("_measure", "_size", "model", "tried")
 
-    def __init__(self, model: str | None, measure: Callable[[], tuple[int, float]]) -> None:
+    def __init__(
+        self, model: str | None, measure: Callable[[], tuple[int, float]] | None = None
+    ) -> None:
         self.model = model
         self._measure = measure
         self._size: tuple[int, float] | None = None
@@ -49,8 +51,13 @@ class Ask:
     def size(self) -> tuple[int, float]:
         """What it may cost, in tokens, and by how much that may be wrong: estimated when first asked for."""
         if self._size is None:
-            self._size = self._measure()
+            self._size = self.measure()
         return self._size
+
+    def measure(self) -> tuple[int, float]:
+        """Estimate what it may cost."""
+        assert self._measure is not None
+        return self._measure()
 
 
 class Bounds:

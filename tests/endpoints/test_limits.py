@@ -9,6 +9,7 @@ import pytest
 
 from asyncchat import APIStatusError, AsyncChat, Limits, RateLimitError, RetryPolicy
 from asyncchat.policy.adaptive import AdaptiveLimit
+from asyncchat.policy.lane import Ask
 from asyncchat.testing import ChatServer, ReceivedRequest, Reply
 from tests.client.conftest import start
 from tests.endpoints.conftest import Clock, MakeClient, MakeServers, at, counts, until
@@ -222,12 +223,11 @@ async def test_without_a_limit_nobody_measures(
     server: ChatServer, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = make_client(server)
-    pool = client._core.pool
 
     def measured(_: object) -> int:
         raise AssertionError("a request was measured that nobody wanted to know of")
 
-    monkeypatch.setattr(pool, "_estimate", measured)
+    monkeypatch.setattr(Ask, "size", property(measured))
     await client.chat("a")
     await client.chat.stream("a").final()
 

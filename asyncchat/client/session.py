@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import aiohttp
 from multidict import CIMultiDict
@@ -142,7 +142,7 @@ class Session:
         self._ssl = ssl_context
         self._trust_env = trust_env
         self._given = http
-        self._open: WeakKeyDictionary[asyncio.AbstractEventLoop, _Open] = WeakKeyDictionary()
+        self._open: dict[asyncio.AbstractEventLoop, _Open] = {}
         self._ended: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         forget_in_child(self)
         self._closes_streams = False  # the server ends connections after streams without saying so
@@ -154,12 +154,12 @@ class Session:
         for opened in self._open.values():
             for reply in opened.replies:
                 keep_for_parent(reply.disown())
-        self._open = WeakKeyDictionary()
+        self._open = {}
 
     def _end_loop(self) -> None:
         """The running loop is being closed: what was open in it is closed with it, and no more is opened."""
         loop = asyncio.get_running_loop()
-        self._open.pop(loop, None)  # which refers to the loop
+        self._open.pop(loop, None)
         self._ended.add(loop)
 
     def __repr__(self) -> str:
@@ -205,7 +205,9 @@ class Session:
             PoolClosed: the session was closed.
         Cancellation: safe anywhere; the connection is closed.
         """
-        opened = await self._opened()
+        opened = self._open.get(asyncio.get_running_loop())
+        if opened is None or opened.http.closed or self.is_closed:
+            opened = await self._opened()
         secret = (
             key
             if key is None or isinstance(key, Secret)

@@ -100,7 +100,6 @@ class Ledger:
         "_journal",
         "_lock",
         "_options",
-        "failed",
         "known",
         "spending",
         "superseded",
@@ -117,7 +116,7 @@ class Ledger:
         self._job: Job | None = None
         self.spending = Spending(options)
         self._has_begun = False
-        self.known = self.failed = self.superseded = 0
+        self.known = self.superseded = 0
         self.warnings: list[str] = []
         self._lock = None if shard else JobLock(directory)
         try:
@@ -146,7 +145,6 @@ class Ledger:
             now = fingerprint << _BITS | (0 if is_open else _RECORDED) | (_OK if outcome.ok else 0)
             self._ids.put(key, now)
             self.known += (now & _RECORDED) - (before & _RECORDED)
-            self.failed += _is_failure(now) - _is_failure(before)
             if self._answers is not None and outcome.ok and outcome.trace.reused is None:
                 self._answers.put(hash_of(outcome.trace.hash), _packed(place))
 
@@ -180,7 +178,7 @@ class Ledger:
         if self._has_begun:  # and in another run nothing has been seen yet
             self._ids, self._doubles = Table(), {}
             self.spending = Spending(self._options)
-            self.known = self.failed = self.superseded = 0
+            self.known = self.superseded = 0
             self._scan()
         self._has_begun = True
         before = self._job
@@ -321,10 +319,6 @@ class Ledger:
 def _fingerprint(hash_: str) -> int:
     """Return 61 bits of a request's hash; 0 where there was no request."""
     return int(hash_[:16] or "0", 16) & _FINGERPRINT
-
-
-def _is_failure(state: int) -> int:
-    return int(state & (_RECORDED | _OK) == _RECORDED)
 
 
 def _packed(place: Place) -> int:

@@ -7,6 +7,7 @@ URL and no key goes out, only what follows from the class of the error. The call
 import msgspec
 
 from asyncchat.errors import (
+    APIConnectionError,
     APIStatusError,
     APITimeoutError,
     BadRequestError,
@@ -28,20 +29,22 @@ class Failure(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
         """Return what may be told of an error."""
-        match error:
-            case RateLimitError() | LineFull():
-                return cls(
-                    "The model is busy. Try again later.",
-                    "rate_limit_error",
-                    "rate_limit_exceeded",
-                )
-            case APITimeoutError():
-                return cls("The model did not answer in time.", "server_error", "timeout")
-            case StreamCut():
-                return cls("The answer broke off.", "server_error", "stream_cut")
-            case BadRequestError():
-                return cls("The model refused the request.", "invalid_request_error")
-            case APIStatusError():
-                return cls("The model cannot be asked at the moment.", "server_error")
-            case _:
-                return cls("The answer failed.", "server_error")
+        for kinds, told in _TOLD:
+            if isinstance(error, kinds):
+                return told
+        return _ANY
+
+
+_TOLD: tuple[tuple[type[Exception] | tuple[type[Exception], ...], Failure], ...] = (
+    (
+        (RateLimitError, LineFull),
+        Failure("The model is busy. Try again later.", "rate_limit_error", "rate_limit_exceeded"),
+    ),
+    (APITimeoutError, Failure("The model did not answer in time.", "server_error", "timeout")),
+    (APIConnectionError, Failure("The model cannot be reached.", "server_error")),
+    (StreamCut, Failure("The answer broke off.", "server_error", "stream_cut")),
+    (BadRequestError, Failure("The model refused the request.", "invalid_request_error")),
+    (APIStatusError, Failure("The model cannot be asked at the moment.", "server_error")),
+)
+"""The first that an error is one of counts."""
+_ANY = Failure("The answer failed.", "server_error")

@@ -38,3 +38,8 @@ def test_kind_is_told_and_not_a_word_of_the_error(
     assert told.message.endswith(".")
     for word in ("sk-secret", "host.example", "said the server"):
         assert word not in repr(told)
+
+
+def test_server_that_is_not_there_is_told_from_one_that_is_late() -> None:
+    assert Failure.of(APIConnectionError(SECRET)).message == "The model cannot be reached."
+    assert Failure.of(StreamStalled(SECRET)).message == "The model did not answer in time."

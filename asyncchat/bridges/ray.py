@@ -24,6 +24,7 @@ import anyio.to_thread
 import msgspec
 
 from asyncchat.batch.engine import Batch, Prepared, Stop
+from asyncchat.batch.garbage import rare_collections
 from asyncchat.batch.item import BadItem, Item, Layout, item_of
 from asyncchat.batch.meter import BatchProgress
 from asyncchat.batch.part import Part, Standing, Tally
@@ -347,7 +348,8 @@ class _Engine:
 
     def _run(self, started: "Future[None]") -> None:
         try:
-            anyio.run(self._live, started)
+            with rare_collections():
+                anyio.run(self._live, started)
         except BaseException as error:  # noqa: BLE001  whoever made it gets it
             if not started.done():
                 started.set_exception(error)
@@ -650,4 +652,5 @@ def _work_part(plan: bytes, part: int, parts: int, holder: str) -> bytes:
         mine = Part(msgspec.json.decode(plan, type=Plan), part, parts, life)
         return await mine.work(ask, note, stand, batches.append)
 
-    return _encode(anyio.run(work))
+    with rare_collections():
+        return _encode(anyio.run(work))

@@ -10,13 +10,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from asyncchat.batch.journal import final_lines
+from asyncchat.batch.part import Part
 from asyncchat.batch.plan import Plan
 from asyncchat.batch.record import BatchRecord
+from asyncchat.bridges import ray as bridge
 from asyncchat.bridges.ray import _Engine, _plan, _table
 from tests.batch.counting import Counting
 from tests.docs.markdown import DOCS, blocks
@@ -67,6 +71,30 @@ def test_rows_are_answered_in_their_order(tmp_path: Path, server: Counting) -> N
     assert [record.text for record in records] == [f"you said: q{n}" for n in range(50)]
     assert [record.custom_id for record in more] == ["k50"]
     assert server.requests == 51
+
+
+def test_collector_looks_seldom_as_long_as_a_worker_lives(
+    tmp_path: Path, server: Counting
+) -> None:
+    before = gc.get_threshold()
+    with Worker(plan_of(tmp_path, server), "w1"):
+        inside = gc.get_threshold()
+    assert inside > before == gc.get_threshold()
+
+
+def test_collector_looks_seldom_in_a_task_that_works_on_a_file(
+    tmp_path: Path, server: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int, int]] = []
+
+    async def work(*_: object) -> None:
+        seen.append(gc.get_threshold())
+
+    monkeypatch.setattr(bridge, "_ray", lambda: SimpleNamespace(get_actor=str))
+    monkeypatch.setattr(Part, "work", work)
+    before = gc.get_threshold()
+    bridge._work_part(msgspec.json.encode(plan_of(tmp_path, server)), 0, 1, "holder")
+    assert seen[0] > before == gc.get_threshold()
 
 
 def test_row_that_fails_is_an_error_among_answers(tmp_path: Path, server: Counting) -> None:

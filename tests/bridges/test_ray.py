@@ -16,6 +16,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from asyncchat.batch.engine import Batch
+from asyncchat.batch.item import Item
 from asyncchat.batch.journal import final_lines
 from asyncchat.batch.part import Part
 from asyncchat.batch.plan import Plan
@@ -146,6 +148,22 @@ def test_rows_without_a_name_are_known_by_what_they_ask(tmp_path: Path, server: 
         one, same, other = worker.answer({"prompt": "q"}, {"prompt": "q"}, {"prompt": "else"})
     assert first.custom_id == one.custom_id == same.custom_id != other.custom_id
     assert server.requests == 2
+
+
+def test_rows_are_hashed_by_the_worker_only_where_one_meets_another_of_its_name(
+    tmp_path: Path, server: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[str] = []
+    identity_of = Batch.identity_of
+
+    def noted(batch: Batch, item: Item) -> str:
+        hashed.append(item.key)
+        return identity_of(batch, item)
+
+    monkeypatch.setattr(Batch, "identity_of", noted)
+    with Worker(plan_of(tmp_path, server), "w1") as worker:
+        worker.answer(ask("a", "q"), ask("b", "q"), ask("b", "q"), ask("c", "q"))
+    assert set(hashed) == {"b"}
 
 
 def test_two_rows_of_one_name_that_ask_different_things_are_one_answer_and_one_error(

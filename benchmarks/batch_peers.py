@@ -352,6 +352,8 @@ class _OnRay(Peer):
     """A cluster on this machine: four workers and what they need beside them."""
 
     WORKERS = 4
+    # One keeps up with either. Each takes more than a second of CPU before its first row, for imports.
+    WRITERS = 1
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -397,7 +399,7 @@ class RayHttp(_OnRay):
         # Blocks of a batch: else there are fewer blocks than workers.
         blocks = max(self.WORKERS, self.job.lines // 64)
         data = self.ray.data.from_items(_lines(self.job.source), override_num_blocks=blocks)
-        processor(data).write_json(self.job.target)
+        processor(data).write_json(self.job.target, concurrency=self.WRITERS)
 
 
 class RayBridge(_OnRay):
@@ -408,7 +410,8 @@ class RayBridge(_OnRay):
 
         os.environ["OPENAI_API_KEY"] = "k"
         job = self.job
-        blocks = max(self.WORKERS, job.lines // 256)
+        # Of two batches: each block is a task of a worker and one of the writer.
+        blocks = max(self.WORKERS, job.lines // 512)
         data = self.ray.data.from_items(_lines(job.source), override_num_blocks=blocks)
         ray.run(
             data,
@@ -418,7 +421,7 @@ class RayBridge(_OnRay):
             workers=self.WORKERS,
             concurrency=job.at_once,
             stream=job.stream,
-        ).write_json(job.target)
+        ).write_json(job.target, concurrency=self.WRITERS)
 
 
 # ----------------------------------------------------------------------------------------- the child

@@ -22,6 +22,7 @@ import anyio.to_thread
 import msgspec
 
 from asyncchat.batch.engine import Batch, Prepared, Stop
+from asyncchat.batch.garbage import rare_collections
 from asyncchat.batch.meter import BatchProgress
 from asyncchat.batch.part import Part, Standing, Tally
 from asyncchat.batch.plan import Plan
@@ -313,7 +314,8 @@ def work_for(descriptor: int) -> None:
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # a terminal interrupts all; the parent knows what to do
-    anyio.run(_work, socket.socket(fileno=descriptor))
+    with rare_collections():
+        anyio.run(_work, socket.socket(fileno=descriptor))
 
 
 class _Parent:

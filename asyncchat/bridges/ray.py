@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -24,6 +25,7 @@ import anyio.to_thread
 import msgspec
 
 from asyncchat.batch.engine import Batch, Prepared, Stop
+from asyncchat.batch.garbage import rare_collections
 from asyncchat.batch.item import BadItem, Item, Layout, item_of
 from asyncchat.batch.meter import BatchProgress
 from asyncchat.batch.part import Part, Standing, Tally
@@ -317,7 +319,7 @@ class _Engine:
         self._feed = _Feed()
         self._shards = Shards(Path(plan.job))
         self._numbers = count(1)
-        self._pending: dict[str, tuple[str, asyncio.Future[BatchRecord]]] = {}
+        self._pending: dict[str, tuple[Item | BadItem, asyncio.Future[BatchRecord]]] = {}
         self._mine = Table()  # recorded in this life, and perhaps not yet in `_shards`
         self._batch: Batch | None = None
         self._stop: Stop | None = None
@@ -347,7 +349,8 @@ class _Engine:
 
     def _run(self, started: "Future[None]") -> None:
         try:
-            anyio.run(self._live, started)
+            with rare_collections():
+                anyio.run(self._live, started)
         except BaseException as error:  # noqa: BLE001  whoever made it gets it
             if not started.done():
                 started.set_exception(error)
@@ -422,25 +425,37 @@ class _Engine:
         self, item: Item | BadItem
     ) -> "tuple[BatchRecord | asyncio.Future[BatchRecord], bool]":
         """Return the record of an input, or what will be it; and whether it has to be asked for."""
-        assert self._batch is not None
         if self._stop is not None:
             return _unrecorded(item.key, self._stop.reason, self._stop.message), False
-        hash_ = self._batch.identity_of(item) if isinstance(item, Item) else ""
+        # The batch hashes all it is given: here only those that meet another of their name.
         if item.key in self._pending:
-            same, waits = self._pending[item.key]
-            if same == hash_:
+            other, waits = self._pending[item.key]
+            if self._hash_of(other) == self._hash_of(item):
                 return waits, False
             return _unrecorded(item.key, "duplicate_id", "another row has the same name"), False
         known = self._shards.find(item.key)
-        if known is not None and self._stands(known, hash_):
-            if known.trace.hash == hash_ or self._batch.options.on_change == "keep":
-                return known, False
-            if self._batch.options.on_change == "error":
-                message = "it says something else than when it was recorded (on_change)"
-                return _unrecorded(item.key, "changed", message), False
+        if known is not None and (settled := self._settled(item, known)) is not None:
+            return settled, False
         waits = asyncio.get_running_loop().create_future()
-        self._pending[item.key] = hash_, waits
+        self._pending[item.key] = item, waits
         return waits, True
+
+    def _hash_of(self, item: Item | BadItem) -> str:
+        assert self._batch is not None
+        return self._batch.identity_of(item) if isinstance(item, Item) else ""
+
+    def _settled(self, item: Item | BadItem, known: BatchRecord) -> BatchRecord | None:
+        """Return what a row gets of whose name there is a record; None where it has to be asked for."""
+        assert self._batch is not None
+        hash_, on_change = self._hash_of(item), self._batch.options.on_change
+        if not self._stands(known, hash_):
+            return None
+        if known.trace.hash == hash_ or on_change == "keep":
+            return known
+        if on_change == "error":
+            message = "it says something else than when it was recorded (on_change)"
+            return _unrecorded(item.key, "changed", message)
+        return None
 
     def _stands(self, known: BatchRecord, hash_: str) -> bool:
         """Whether a record is an answer to a row, as far as the batch is concerned that reads the journal."""
@@ -456,36 +471,46 @@ def _unrecorded(key: str, code: str, message: str) -> BatchRecord:
     return BatchRecord(key, Trace(0), error=BatchError(code, message))
 
 
-def _table(records: list[BatchRecord]) -> Any:  # noqa: ANN401  pyarrow has no types
-    """Return records as rows, of the same types whatever is in them."""
+@cache
+def _schema() -> Any:  # noqa: ANN401  pyarrow has no types
     import pyarrow as pa
 
-    schema = pa.schema(
+    return pa.schema(
         [
             *((name, pa.string()) for name in ("id", "response", "text", "error")),
             *((name, pa.int64()) for name in ("prompt_tokens", "completion_tokens", "attempts")),
             *((name, pa.float64()) for name in ("t_queue", "t_first", "t_total")),
         ]
     )
-    return pa.Table.from_pylist([_row(record) for record in records], schema=schema)
 
 
-def _row(record: BatchRecord) -> dict[str, Any]:
-    completion, trace = record.completion, record.trace
-    tokens = trace.tokens or (None, None)
-    response = "" if completion is None else completion.model_dump_json(exclude_unset=True)
-    return {
-        "id": record.custom_id,
-        "response": response,
-        "text": record.text,
-        "error": "" if record.error is None else _encode(record.error).decode(),
-        "prompt_tokens": tokens[0],
-        "completion_tokens": tokens[1],
-        "attempts": trace.attempts,
-        "t_queue": trace.t_queue,
-        "t_first": trace.t_first,
-        "t_total": trace.t_total,
-    }
+def _table(records: list[BatchRecord]) -> Any:  # noqa: ANN401  pyarrow has no types
+    """Return records as rows, of the same types whatever is in them."""
+    import pyarrow as pa
+
+    traces = [record.trace for record in records]
+    tokens = [trace.tokens or (None, None) for trace in traces]
+    columns: list[list[Any]] = [
+        [record.custom_id for record in records],
+        [_response(record) for record in records],
+        [record.text for record in records],
+        ["" if record.error is None else _encode(record.error).decode() for record in records],
+        [of[0] for of in tokens],
+        [of[1] for of in tokens],
+        [trace.attempts for trace in traces],
+        [trace.t_queue for trace in traces],
+        [trace.t_first for trace in traces],
+        [trace.t_total for trace in traces],
+    ]
+    return pa.Table.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, _schema(), strict=True)],
+        schema=_schema(),
+    )
+
+
+def _response(record: BatchRecord) -> str:
+    completion = record.completion
+    return "" if completion is None else completion.model_dump_json(exclude_unset=True)
 
 
 # --------------------------------------------------------------------------- a file, as a command does
@@ -650,4 +675,5 @@ def _work_part(plan: bytes, part: int, parts: int, holder: str) -> bytes:
         mine = Part(msgspec.json.decode(plan, type=Plan), part, parts, life)
         return await mine.work(ask, note, stand, batches.append)
 
-    return _encode(anyio.run(work))
+    with rare_collections():
+        return _encode(anyio.run(work))

@@ -4,7 +4,6 @@ Not here: the options' names (`batch`), the batch itself (`asyncchat.batch`).
 """
 
 import asyncio
-import gc
 import inspect
 import math
 import os
@@ -23,6 +22,7 @@ import anyio.to_thread
 import msgspec
 
 from asyncchat.batch.export import Exported, export
+from asyncchat.batch.garbage import rare_collections
 from asyncchat.batch.item import BadItem, Item, Layout
 from asyncchat.batch.job import report_of, report_without_outcomes
 from asyncchat.batch.meter import BatchProgress
@@ -279,7 +279,7 @@ async def run_batch(plan: Plan) -> int:
     """Run a batch and return its exit code."""
     interrupts = _Interrupts(plan.caps.grace)
     try:
-        with interrupts, _rare_collections():
+        with interrupts, rare_collections():
             with interrupts.scope:
                 return await _run(plan, interrupts)
             assert interrupts.number is not None
@@ -304,17 +304,6 @@ async def run_batch(plan: Plan) -> int:
 def _say_how_to_go_on(plan: Plan) -> None:
     same = " (with the same inputs on stdin)" if plan.source == "-" else ""
     note(f"To go on{same}: {command_line(plan.typed)}")
-
-
-@contextmanager
-def _rare_collections() -> Generator[None]:
-    """Let the collector of cycles look seldom: a batch makes none, and has so much alive that each look is dear."""
-    before = gc.get_threshold()
-    gc.set_threshold(10_000, 50, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 async def _run(plan: Plan, interrupts: "_Interrupts") -> int:

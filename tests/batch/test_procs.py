@@ -1,7 +1,9 @@
 """A batch in several processes: each input once, whoever is killed, and the limits of all together."""
 
+import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from asyncchat.batch import procs
 from asyncchat.batch.journal import final_lines
 from asyncchat.batch.plan import EndpointPlan, Plan
 from asyncchat.batch.procs import Processes
@@ -62,6 +65,24 @@ async def test_each_input_is_asked_once_and_the_children_share_the_work(
     assert shards == {"p0", "p1"}
     again, outcomes = await run(plan)
     assert (outcomes, again.skipped, server.requests) == ([], 300, 300)
+
+
+def test_collector_looks_seldom_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int, int]] = []
+
+    async def work(sock: socket.socket) -> None:
+        seen.append(gc.get_threshold())
+        sock.close()
+
+    monkeypatch.setattr(procs, "_work", work)
+    before, handler = gc.get_threshold(), signal.getsignal(signal.SIGINT)
+    ours, theirs = socket.socketpair()
+    with ours:
+        try:
+            procs.work_for(theirs.detach())
+        finally:
+            signal.signal(signal.SIGINT, handler)
+    assert seen[0] > before == gc.get_threshold()
 
 
 async def test_killed_child_is_started_again_and_loses_and_doubles_nothing(

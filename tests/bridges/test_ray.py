@@ -10,13 +10,19 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from asyncchat.batch.engine import Batch
+from asyncchat.batch.item import Item
 from asyncchat.batch.journal import final_lines
+from asyncchat.batch.part import Part
 from asyncchat.batch.plan import Plan
 from asyncchat.batch.record import BatchRecord
+from asyncchat.bridges import ray as bridge
 from asyncchat.bridges.ray import _Engine, _plan, _table
 from tests.batch.counting import Counting
 from tests.docs.markdown import DOCS, blocks
@@ -69,6 +75,30 @@ def test_rows_are_answered_in_their_order(tmp_path: Path, server: Counting) -> N
     assert server.requests == 51
 
 
+def test_collector_looks_seldom_as_long_as_a_worker_lives(
+    tmp_path: Path, server: Counting
+) -> None:
+    before = gc.get_threshold()
+    with Worker(plan_of(tmp_path, server), "w1"):
+        inside = gc.get_threshold()
+    assert inside > before == gc.get_threshold()
+
+
+def test_collector_looks_seldom_in_a_task_that_works_on_a_file(
+    tmp_path: Path, server: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int, int]] = []
+
+    async def work(*_: object) -> None:
+        seen.append(gc.get_threshold())
+
+    monkeypatch.setattr(bridge, "_ray", lambda: SimpleNamespace(get_actor=str))
+    monkeypatch.setattr(Part, "work", work)
+    before = gc.get_threshold()
+    bridge._work_part(msgspec.json.encode(plan_of(tmp_path, server)), 0, 1, "holder")
+    assert seen[0] > before == gc.get_threshold()
+
+
 def test_row_that_fails_is_an_error_among_answers(tmp_path: Path, server: Counting) -> None:
     with Worker(plan_of(tmp_path, server), "w1") as worker:
         records = worker.answer(ask("a", "q"), ask("b", "refuse"), {"custom_id": "c"}, {"x": 1})
@@ -118,6 +148,22 @@ def test_rows_without_a_name_are_known_by_what_they_ask(tmp_path: Path, server: 
         one, same, other = worker.answer({"prompt": "q"}, {"prompt": "q"}, {"prompt": "else"})
     assert first.custom_id == one.custom_id == same.custom_id != other.custom_id
     assert server.requests == 2
+
+
+def test_rows_are_hashed_by_the_worker_only_where_one_meets_another_of_its_name(
+    tmp_path: Path, server: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[str] = []
+    identity_of = Batch.identity_of
+
+    def noted(batch: Batch, item: Item) -> str:
+        hashed.append(item.key)
+        return identity_of(batch, item)
+
+    monkeypatch.setattr(Batch, "identity_of", noted)
+    with Worker(plan_of(tmp_path, server), "w1") as worker:
+        worker.answer(ask("a", "q"), ask("b", "q"), ask("b", "q"), ask("c", "q"))
+    assert set(hashed) == {"b"}
 
 
 def test_two_rows_of_one_name_that_ask_different_things_are_one_answer_and_one_error(

@@ -48,9 +48,8 @@ class Model(
         return self.extra_ or {}
 
     def _items(self) -> list[tuple[str, object]]:
-        names = zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True)
-        known = [(wire, getattr(self, name)) for name, wire in names if "(" not in wire]
-        return [*known, *self.model_extra.items()]
+        known = [(wire, getattr(self, name)) for name, wire in _names_in(type(self))]
+        return known if self.extra_ is None else [*known, *self.extra_.items()]
 
     def model_dump(
         self,
@@ -66,7 +65,7 @@ class Model(
         """
         lean = exclude_none or exclude_unset
         return {
-            key: _plain(value, lean)
+            key: value if type(value) in _ATOMS else _plain(value, lean)
             for key, value in self._items()
             if not (lean and value is None)
         }
@@ -112,6 +111,16 @@ def mend_strings(model: Model, but: frozenset[str]) -> None:
                 mend_strings(item, but)
         elif name not in but and isinstance(value, (str, list, dict)):
             setattr(model, name, mend_value(value))
+
+
+_ATOMS = frozenset({str, int, float, bool, type(None)})
+
+
+@cache
+def _names_in(cls: type[Model]) -> tuple[tuple[str, str], ...]:
+    """Return the names of fields in Python and on the wire, but for what is ours."""
+    names = zip(cls.__struct_fields__, cls.__struct_encode_fields__, strict=True)
+    return tuple((name, wire) for name, wire in names if "(" not in wire)
 
 
 def _plain(value: object, lean: bool) -> object:

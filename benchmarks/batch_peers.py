@@ -403,7 +403,10 @@ class RayHttp(_OnRay):
 
 
 class RayBridge(_OnRay):
-    """`asyncchat.bridges.ray` on the same cluster, with as many workers; its journal is on."""
+    """`asyncchat.bridges.ray` on the same cluster; its journal is on.
+
+    Two workers, as its page says: each has hundreds of requests in flight.
+    """
 
     def run(self) -> None:
         from asyncchat.bridges import ray
@@ -418,7 +421,7 @@ class RayBridge(_OnRay):
             journal=f"{job.target}.job",
             model="m",
             base_url=job.base_url,
-            workers=self.WORKERS,
+            workers=2,
             concurrency=job.at_once,
             stream=job.stream,
         ).write_json(job.target, concurrency=self.WRITERS)

@@ -8,6 +8,7 @@ imported where they are used, and JSON is the standard library's.
 """
 
 import asyncio
+import gc
 import importlib
 import importlib.util
 import json
@@ -170,6 +171,16 @@ class Asyncchat(Peer):
         async with self._client, self._batch as batch:
             async for record in batch.run(self._source):
                 len(record.text)  # whoever runs a batch looks at what it gives
+
+
+class AsyncchatRare(Asyncchat):
+    """The same in a program that lets Python's collector of cycles look seldom, as docs/explanation/speed.md says."""
+
+    def run(self) -> None:
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(10_000, 50, 100)
+        super().run()
 
 
 _OF_THE_COMMAND = (  # which it imports when it runs
@@ -433,6 +444,7 @@ class RayBridge(_OnRay):
 PEERS: dict[str, type[Peer]] = {
     "msgspec": ByHand,
     "asyncchat": Asyncchat,
+    "asyncchat-rare": AsyncchatRare,
     "asyncchat-command": AsyncchatCommand,
     "openai": Openai,
     "openai-aiohttp": OpenaiAiohttp,

@@ -65,6 +65,7 @@ CLUSTER = Home(
 ROWS = {
     HAND: Row("msgspec", 5000, 2000, is_quick=True),
     OURS: Row("asyncchat", 5000, 2000, is_quick=True),
+    "with rare collections": Row("asyncchat-rare", 5000, 2000),
     COMMAND: Row("asyncchat-command", 5000, 2000),
     OPENAI: Row("openai", 1000, 256),
     "openai[aiohttp]": Row("openai-aiohttp", 1000, 256, is_slow=True),
@@ -361,7 +362,7 @@ def print_table(bench: report.Report, workload: str, names: Iterable[str]) -> No
     heads = ("inputs", "a second", "CPU \N{MICRO SIGN}s", "median", "\N{DIVISION SIGN} hand")
     heads += ("MB", "at once", "again", "failed", "start s")
     print(f"\n{workload}: {WORKLOADS[workload].title}")
-    print(f"  {'':20}" + "".join(f"{head:>9}" for head in heads))
+    print(f"  {'':22}" + "".join(f"{head:>9}" for head in heads))
     for name in names:
         values = {
             measure: bench.cases[f"{workload}, {measure}"].rows.get(name, [])
@@ -382,12 +383,12 @@ def print_table(bench: report.Report, workload: str, names: Iterable[str]) -> No
             f"{sum(values['failed']):.0f}",
             f"{min(values['start']):.1f}",
         )
-        print(f"  {name:20}" + "".join(f"{cell:>9}" for cell in cells))
+        print(f"  {name:22}" + "".join(f"{cell:>9}" for cell in cells))
         if ROWS[name].is_cluster:
             running = 1e6 / min(values["between"])
             processes = max(values["processes"])
             print(
-                f"  {'':20} {processes:.0f} processes; {running:,.0f} a second"
+                f"  {'':22} {processes:.0f} processes; {running:,.0f} a second"
                 " between the first request and the last answer"
             )
 

@@ -99,6 +99,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """How many requests may be in flight, of all workers together."""
         return most_in_flight(self.concurrency)
 
+    def file_for(self, workers: int) -> str:
+        """Return the file that so many workers read, each for itself.
+
+        Raises:
+            ValueError: it is none, or there are no workers.
+        """
+        if self.source is None or self.source == "-":
+            raise ValueError("several workers read the inputs each for itself: name a file.")
+        if workers < 1:
+            raise ValueError(f"count={workers!r}: it is a whole number from 1 up.")
+        return self.source
+
     def leases(self, holder: str, took_over: float | None = None) -> Leases:
         """Return who holds the limits."""
         return Leases(

@@ -117,10 +117,7 @@ class Processes:
     """
 
     def __init__(self, plan: Plan, count: int) -> None:
-        if plan.source is None or plan.source == "-":
-            raise ValueError("several processes read the inputs each for itself: name a file.")
-        if count < 1:
-            raise ValueError(f"count={count!r}: it is a whole number from 1 up.")
+        plan.file_for(count)
         self._plan = plan
         self._children = [_Child(part) for part in range(count)]
         self._leases = plan.leases(secrets.token_hex(8))

@@ -532,14 +532,10 @@ class RayProcesses:
     def __init__(
         self, plan: Plan, count: int, *, address: str | None = "auto", num_cpus: float = _CPUS
     ) -> None:
-        if plan.source is None or plan.source == "-":
-            raise ValueError("the workers read the inputs each for itself: name a file.")
-        if count < 1:
-            raise ValueError(f"count={count!r}: it is a whole number from 1 up.")
         self._plan = msgspec.structs.replace(
             plan,
             job=str(Path(plan.job).absolute()),
-            source=str(Path(plan.source).absolute()),
+            source=str(Path(plan.file_for(count)).absolute()),
         )
         self._count = count
         self._address = address

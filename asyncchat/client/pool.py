@@ -86,7 +86,7 @@ class Statistics(msgspec.Struct, frozen=True):
     endpoints: tuple[EndpointStatistics, ...] = ()
 
 
-class Call(msgspec.Struct, frozen=True):
+class Call(msgspec.Struct, frozen=True, gc=False):
     """How one request is to be sent.
 
     `key` is its idempotency key, else one is drawn. `is_patient` says that it waits in line as long as that takes: its total

@@ -41,12 +41,29 @@ class Use:
     @classmethod
     def of_this_request(cls) -> Self:
         """Make one that the next connection of the running task fills in."""
-        made = cls()
-        _USE.set(made)
+        task = id(asyncio.current_task())
+        slot = _SLOT.get()
+        if slot is None or slot.task != task:
+            slot = _Slot(task)
+            _SLOT.set(slot)
+        made = slot.use = cls()
         return made
 
 
-_USE: ContextVar[Use | None] = ContextVar("asyncchat_use", default=None)
+class _Slot:
+    """Where a task's connections find what to fill in: made once for a task, since setting a context variable costs more.
+
+    A task has the context of the one that started it, and so its slot: the id tells whose it is, among those that live.
+    """
+
+    __slots__ = ("task", "use")
+
+    def __init__(self, task: int) -> None:
+        self.task = task
+        self.use: Use | None = None
+
+
+_SLOT: ContextVar[_Slot | None] = ContextVar("asyncchat_slot", default=None)
 
 
 class _Guarded(ResponseHandler):
@@ -95,7 +112,8 @@ class _Connector(aiohttp.TCPConnector):
 
     async def connect(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  aiohttp's signature, passed on
         connection = await super().connect(*args, **kwargs)
-        use = _USE.get()
+        slot = _SLOT.get()
+        use = None if slot is None or slot.task != id(asyncio.current_task()) else slot.use
         if use is not None:
             about = connection.protocol.__dict__
             use.previous = about.get("asyncchat_use")

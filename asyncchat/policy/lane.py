@@ -28,6 +28,9 @@ _HOPELESS_SECONDS = 70.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0  # where a server refuses without saying for how long
 
 
+_NOWHERE: frozenset["Lane"] = frozenset()
+
+
 class Ask:
     """What a request wants of a lane. Who has no `measure` to give says how it is measured in a class of its own."""
 
@@ -39,7 +42,7 @@ class Ask:
         self.model = model
         self._measure = measure
         self._size: tuple[int, float] | None = None
-        self.tried: frozenset[Lane] = frozenset()
+        self.tried: frozenset[Lane] = _NOWHERE
         """Where it has failed: it goes there again only if there is nowhere else."""
 
     @property

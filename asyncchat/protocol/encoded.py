@@ -49,21 +49,24 @@ _STREAMED = b',"stream":true}'
 _WITH_USAGE = b',"stream":true,"stream_options":{"include_usage":true}}'
 
 
-class EncodedRequest:
+class EncodedRequest(msgspec.Struct, frozen=True, gc=False):
     """One request whose body is there: a `ChatRequest` to those who send it."""
 
-    __slots__ = ("_body", "model", "n")
-
-    output = None
-    sets_stream_options = False
-
-    def __init__(self, body: bytes, model: str, n: int) -> None:
-        self._body = body
-        self.model = model
-        self.n = n
+    body: bytes
+    model: str
+    n: int
 
     def __repr__(self) -> str:
-        return f"EncodedRequest(model={self.model!r}, <{len(self._body)} bytes>)"
+        return f"EncodedRequest(model={self.model!r}, <{len(self.body)} bytes>)"
+
+    @property
+    def output(self) -> None:
+        """A type is no JSON: it has none."""
+
+    @property
+    def sets_stream_options(self) -> bool:
+        """Whether the caller said what a stream should end with: not here."""
+        return False
 
     @property
     def most_tokens(self) -> int | None:
@@ -91,11 +94,11 @@ class EncodedRequest:
     ) -> bytes:
         """Return the body. With `ask_usage`, a stream is asked to end with its usage."""
         if not stream:
-            return self._body
-        return self._body[:-1] + (_WITH_USAGE if ask_usage else _STREAMED)
+            return self.body
+        return self.body[:-1] + (_WITH_USAGE if ask_usage else _STREAMED)
 
     def _decoded(self) -> ChatRequest:
-        fields = _decode(self._body)
+        fields = _decode(self.body)
         return ChatRequest(fields.pop("messages"), fields)
 
 

@@ -245,7 +245,9 @@ class Asker:
         """
         core = self._core
         core.check_key()
-        request: Request | None = request_in(body) if self._output is None else None
+        request: Request | None = None
+        if self._output is None:
+            request = request_in(body, needs_model=not core.has_models)
         if request is None:
             fields = _fields_in(body)
             messages = fields.pop("messages", ())

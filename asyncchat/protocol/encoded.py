@@ -22,10 +22,10 @@ _Number = int | float
 
 
 class _Plain(msgspec.Struct):
-    """A body that goes out as it is: with a model and messages, and nothing that is told apart, or that no server would take."""
+    """A body that goes out as it is: with messages, and nothing that is told apart, or that no server would take."""
 
-    model: Annotated[str, msgspec.Meta(min_length=1)]
     messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
+    model: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     response_format: dict[str, msgspec.Raw] = {}
     temperature: _Number = 0
     top_p: _Number = 0
@@ -43,6 +43,7 @@ class _Plain(msgspec.Struct):
 
 
 _look = msgspec.json.Decoder(_Plain).decode
+_encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 _STREAMED = b',"stream":true}'
@@ -53,7 +54,7 @@ class EncodedRequest(msgspec.Struct, frozen=True, gc=False):
     """One request whose body is there: a `ChatRequest` to those who send it."""
 
     body: bytes
-    model: str
+    model: str | None
     n: int
 
     def __repr__(self) -> str:
@@ -92,27 +93,33 @@ class EncodedRequest(msgspec.Struct, frozen=True, gc=False):
         model: str | None = None,
         dialect: Dialect = "strict",
     ) -> bytes:
-        """Return the body. With `ask_usage`, a stream is asked to end with its usage."""
+        """Return the body. With `ask_usage`, a stream is asked to end with its usage; `model` is for one that names none."""
+        body = self.body
+        if self.model is None and model is not None:
+            body = b'{"model":%b,%b' % (_encode(model), body[1:])
         if not stream:
-            return self.body
-        return self.body[:-1] + (_WITH_USAGE if ask_usage else _STREAMED)
+            return body
+        return body[:-1] + (_WITH_USAGE if ask_usage else _STREAMED)
 
     def _decoded(self) -> ChatRequest:
         fields = _decode(self.body)
-        return ChatRequest(fields.pop("messages"), fields)
+        return ChatRequest(fields.pop("messages"), fields, needs_model=False)
 
 
-def request_in(body: bytes) -> EncodedRequest | None:
+def request_in(body: bytes, *, needs_model: bool = True) -> EncodedRequest | None:
     """Return the request that a body is, or None where it has to be made anew: `ChatRequest` then says what is wrong with it.
 
     Args:
         body: a JSON object, no name in it twice, without blanks around it.
+        needs_model: whether it has to name a model.
     """
     if b"null" in body:  # which is not sent
         return None
     try:
         found = _look(body)
     except msgspec.ValidationError:
+        return None
+    if needs_model and found.model is None:
         return None
     if not all(message.role in ROLES for message in found.messages):
         return None

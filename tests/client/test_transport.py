@@ -8,8 +8,8 @@ import aiohttp
 import pytest
 
 from asyncchat import APIError, AsyncChat, Timeout
-from asyncchat.client.transport import make_connector
-from asyncchat.testing import ChatServer
+from asyncchat.client.transport import Use, make_connector
+from asyncchat.testing import ChatServer, Reply
 from tests.client.bare import EVENT, HEAD, bare_server, chunked, json_answer, read_request
 from tests.client.conftest import MakeClient
 
@@ -98,3 +98,21 @@ async def test_aiohttp_that_is_built_otherwise_is_refused_with_what_to_do(
     monkeypatch.setattr("aiohttp.client_proto.ResponseHandler.__init__", without)
     with pytest.raises(RuntimeError, match=r"aiohttp 3\.14"):
         make_connector(None)
+
+
+async def test_requests_of_tasks_that_one_has_started_know_each_its_own_connection(
+    client: AsyncChat, server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.otherwise(Reply().say("x"))
+    await client.chat("from the task that starts the others, which have its context")
+    uses: list[Use] = []
+    of_this_request = Use.of_this_request
+
+    def noted() -> Use:
+        uses.append(of_this_request())
+        return uses[-1]
+
+    monkeypatch.setattr(Use, "of_this_request", noted)
+    await asyncio.gather(*(client.chat("one of three at once") for _ in range(3)))
+    # One has the connection that was kept; each of the others opens one.
+    assert sorted(str(use.reused) for use in uses) == ["False", "False", "True"]

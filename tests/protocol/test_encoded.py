@@ -40,8 +40,9 @@ def found_in(body: dict[str, Any]) -> EncodedRequest:
 def anew(body: dict[str, Any]) -> ChatRequest:
     fields = {**body}
     extra = fields.pop("extra_body", None)
+    dialect = fields.pop("dialect", None)
     return ChatRequest(
-        fields.pop("messages", ()), fields, extra_body=extra, dialect=fields.pop("dialect", None)
+        fields.pop("messages", ()), fields, extra_body=extra, dialect=dialect, needs_model=False
     )
 
 
@@ -65,9 +66,9 @@ MESSAGES = st.lists(
     max_size=3,
 )
 FIELDS = st.lists(st.tuples(st.sampled_from(NAMES), VALUES), max_size=3).map(dict)
-MODELS = st.sampled_from(["m", "m", "m", "", None, 3])
+MODELS = st.sampled_from([{"model": "m"}, {"model": "m"}, {}, {"model": ""}, {"model": None}])
 BODIES = st.builds(
-    lambda messages, model, fields: {"messages": messages, "model": model, **fields},
+    lambda messages, model, fields: {"messages": messages, **model, **fields},
     st.one_of(MESSAGES, MESSAGES, st.just("hi")),
     MODELS,
     FIELDS,
@@ -79,7 +80,7 @@ BODIES = st.builds(
 def test_what_is_sent_as_it_is_is_what_would_be_sent_made_anew(
     body: dict[str, Any], stream: bool, ask_usage: bool
 ) -> None:
-    made = request_in(encoded(body))
+    made = request_in(encoded(body), needs_model=False)
     assume(made is not None)
     assert made is not None
     other = anew(body)
@@ -156,3 +157,18 @@ def test_repr_tells_no_word() -> None:
     assert (
         repr(found_in({"model": "m", "messages": SAID})) == "EncodedRequest(model='m', <60 bytes>)"
     )
+
+
+def test_request_without_a_model_is_sent_with_that_of_the_endpoint_where_it_need_not_name_one() -> (
+    None
+):
+    body = encoded({"messages": SAID})
+    assert request_in(body) is None
+    made = request_in(body, needs_model=False)
+    assert made is not None
+    assert made.model is None
+    assert msgspec.json.decode(made.encode(stream=False, model="n")) == {
+        "model": "n",
+        "messages": SAID,
+    }
+    assert made.encode(stream=False) is body

@@ -15,8 +15,8 @@ from asyncchat.policy.limits import Limits
 from asyncchat.policy.retry import Resume, RetryPolicy
 from asyncchat.policy.timeout import Timeout
 from asyncchat.protocol.answer import AnswerReader, plain_answer
-from asyncchat.protocol.encoded import request_in
-from asyncchat.protocol.request import ChatRequest, Messages, Request
+from asyncchat.protocol.encoded import Request, request_in
+from asyncchat.protocol.request import ChatRequest, Messages
 from asyncchat.protocol.response import Completion
 from asyncchat.protocol.schema import Dialect, OutputType
 

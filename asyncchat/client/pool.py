@@ -28,6 +28,7 @@ from asyncchat.policy.limits import Limits
 from asyncchat.policy.retry import RetryPolicy, rate_limits
 from asyncchat.policy.timeout import Timeout
 from asyncchat.protocol.answer import AnswerReader
+from asyncchat.protocol.encoded import Request
 from asyncchat.protocol.facts import (
     AnswerStarted,
     AttemptDropped,
@@ -38,7 +39,6 @@ from asyncchat.protocol.facts import (
     RequestLeft,
     RequestStarted,
 )
-from asyncchat.protocol.request import Request
 from asyncchat.protocol.response import Completion, Timing
 
 __all__ = ["Call", "EndpointStatistics", "Place", "SessionPool", "Statistics"]
@@ -704,8 +704,6 @@ class SessionPool:
         ticket = place.ticket
         if ticket.is_told:
             self._observers.tell(AttemptDropped(ticket.number, place.attempt, place.endpoint))
-
-    # -------------------------------------------------------------------------------------- tokens
 
 
 class _Race(Generic[_T]):

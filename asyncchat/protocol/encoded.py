@@ -4,14 +4,14 @@ Not here: what a program says, and all that has to be said with care (`request`)
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import msgspec
 
-from asyncchat.protocol.request import ROLES, ChatRequest
+from asyncchat.protocol.request import ROLES, ChatRequest, characters_in
 from asyncchat.protocol.schema import Dialect
 
-__all__ = ["EncodedRequest", "request_in"]
+__all__ = ["EncodedRequest", "Request", "request_in"]
 
 
 class _Message(msgspec.Struct):
@@ -29,8 +29,8 @@ class _Plain(msgspec.Struct):
     response_format: dict[str, msgspec.Raw] = {}
     temperature: _Number = 0
     top_p: _Number = 0
-    max_tokens: _Number = 0
-    max_completion_tokens: _Number = 0
+    max_tokens: _Number | None = None
+    max_completion_tokens: _Number | None = None
     n: int = 1
     presence_penalty: _Number = 0
     frequency_penalty: _Number = 0
@@ -56,34 +56,25 @@ class EncodedRequest(msgspec.Struct, frozen=True, gc=False):
     body: bytes
     model: str | None
     n: int
+    most_tokens: int | None
+    output: ClassVar[None] = None
+    sets_stream_options: ClassVar[bool] = False
 
     def __repr__(self) -> str:
         return f"EncodedRequest(model={self.model!r}, <{len(self.body)} bytes>)"
 
     @property
-    def output(self) -> None:
-        """A type is no JSON: it has none."""
-
-    @property
-    def sets_stream_options(self) -> bool:
-        """Whether the caller said what a stream should end with: not here."""
-        return False
-
-    @property
-    def most_tokens(self) -> int | None:
-        """How many tokens one answer may have, if the request says so."""
-        return self._decoded().most_tokens
-
-    @property
     def characters(self) -> int:
         """How much text it holds: as a `ChatRequest` counts."""
-        return self._decoded().characters
+        return characters_in(_decode(self.body))
 
     def continued(
         self, text: str, *, fields: Mapping[str, object], prefix: Mapping[str, object]
     ) -> ChatRequest:
         """Return the request that asks to go on after `text`."""
-        return self._decoded().continued(text, fields=fields, prefix=prefix)
+        mine = _decode(self.body)
+        made = ChatRequest(mine.pop("messages"), mine, needs_model=False)
+        return made.continued(text, fields=fields, prefix=prefix)
 
     def encode(
         self,
@@ -101,9 +92,8 @@ class EncodedRequest(msgspec.Struct, frozen=True, gc=False):
             return body
         return body[:-1] + (_WITH_USAGE if ask_usage else _STREAMED)
 
-    def _decoded(self) -> ChatRequest:
-        fields = _decode(self.body)
-        return ChatRequest(fields.pop("messages"), fields, needs_model=False)
+
+Request: TypeAlias = ChatRequest | EncodedRequest
 
 
 def request_in(body: bytes, *, needs_model: bool = True) -> EncodedRequest | None:
@@ -123,4 +113,6 @@ def request_in(body: bytes, *, needs_model: bool = True) -> EncodedRequest | Non
         return None
     if not all(message.role in ROLES for message in found.messages):
         return None
-    return EncodedRequest(body, found.model, max(found.n, 1))
+    bound = found.max_completion_tokens or found.max_tokens
+    most_tokens = bound if isinstance(bound, int) else None
+    return EncodedRequest(body, found.model, max(found.n, 1), most_tokens)

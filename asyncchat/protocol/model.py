@@ -14,7 +14,7 @@ import msgspec
 
 from asyncchat.protocol.lenient import mend_value
 
-__all__ = ["Model", "build", "mend_strings"]
+__all__ = ["ATOMS", "Model", "build", "mend_strings"]
 
 _FieldReader = Callable[[object], object]
 _M = TypeVar("_M", bound="Model")
@@ -65,7 +65,7 @@ class Model(
         """
         lean = exclude_none or exclude_unset
         return {
-            key: value if type(value) in _ATOMS else _plain(value, lean)
+            key: value if type(value) in ATOMS else _plain(value, lean)
             for key, value in self._items()
             if not (lean and value is None)
         }
@@ -113,7 +113,7 @@ def mend_strings(model: Model, but: frozenset[str]) -> None:
             setattr(model, name, mend_value(value))
 
 
-_ATOMS = frozenset({str, int, float, bool, type(None)})
+ATOMS = frozenset({str, int, float, bool, type(None)})
 
 
 @cache

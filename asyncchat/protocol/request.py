@@ -8,14 +8,15 @@ A message that came out of an answer goes back in as it is.
 import base64
 from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
-from asyncchat.protocol.model import Model
+from asyncchat.protocol.model import ATOMS, Model
 from asyncchat.protocol.schema import Dialect, OutputType, Tool, output_type
 
 __all__ = [
+    "NUMBERS",
     "ROLES",
     "Assistant",
     "AudioPart",
@@ -26,15 +27,15 @@ __all__ = [
     "InputAudio",
     "MessageLike",
     "Messages",
-    "Request",
     "System",
     "TextPart",
     "ToolResult",
     "User",
+    "characters_in",
 ]
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-_NUMBERS = (
+NUMBERS = (
     "temperature",
     "top_p",
     "max_tokens",
@@ -157,57 +158,6 @@ Messages: TypeAlias = str | Iterable[MessageLike]
 _APART = ("stream", "stream_options", "messages")
 
 
-class Request(Protocol):
-    """What a pool needs of a request to send it."""
-
-    @property
-    def n(self) -> int:
-        """How many choices it asks for."""
-        ...
-
-    @property
-    def output(self) -> OutputType[Any] | None:
-        """The type that its answer is to have."""
-        ...
-
-    @property
-    def model(self) -> str | None:
-        """The model it names."""
-        ...
-
-    @property
-    def most_tokens(self) -> int | None:
-        """How many tokens one answer may have, if the request says so."""
-        ...
-
-    @property
-    def characters(self) -> int:
-        """How much text it holds, in messages, tools and schemas. Images and sound are left out."""
-        ...
-
-    @property
-    def sets_stream_options(self) -> bool:
-        """Whether the caller said what a stream should end with."""
-        ...
-
-    def continued(
-        self, text: str, *, fields: Mapping[str, object], prefix: Mapping[str, object]
-    ) -> "ChatRequest":
-        """Return the request that asks to go on after `text`, which the assistant has said already."""
-        ...
-
-    def encode(
-        self,
-        *,
-        stream: bool,
-        ask_usage: bool = True,
-        model: str | None = None,
-        dialect: Dialect = "strict",
-    ) -> bytes:
-        """Return the body. `model` is for a request that names none, `dialect` for one that says nothing of its schemas."""
-        ...
-
-
 class ChatRequest:
     """One request: messages and parameters, checked, and encoded when asked.
 
@@ -318,7 +268,7 @@ class ChatRequest:
         said = {"messages": self._messages, **self._fields, **self._extra_body}
         if self.output is not None or self.tools is not None:
             self._add_schemas(said, self.dialect or "json_schema")
-        return sum(_length(said.get(name)) for name in ("messages", "tools", "response_format"))
+        return characters_in(said)
 
     @property
     def _apart(self) -> tuple[str, ...]:
@@ -423,6 +373,11 @@ def _with_instructions(messages: list[object], text: str) -> list[object]:
     return [{"role": "system", "content": text}, *messages]
 
 
+def characters_in(fields: Mapping[str, object]) -> int:
+    """Return how much text the fields of a request hold, without images and sound."""
+    return sum(_length(fields.get(name)) for name in ("messages", "tools", "response_format"))
+
+
 def _length(value: object) -> int:
     """Return the number of characters in a value, without those of data."""
     if isinstance(value, str):
@@ -436,15 +391,12 @@ def _length(value: object) -> int:
     return 0
 
 
-_PLAIN = frozenset({str, int, float, bool, type(None)})
-
-
 def _settled(value: object) -> object:
     """A value as it can be encoded, more than once: a retry sends the same again.
 
     msgspec would encode a struct of ours by its fields, and unknown ones under our name for them.
     """
-    if type(value) in _PLAIN:
+    if type(value) in ATOMS:
         return value
     if isinstance(value, Model):
         return value.to_dict()
@@ -488,9 +440,9 @@ def _check_model(model: object, *, needed: bool) -> None:
 
 
 def _check_numbers(fields: dict[str, Any]) -> None:
-    if fields.keys().isdisjoint(_NUMBERS):
+    if fields.keys().isdisjoint(NUMBERS):
         return
-    for name in _NUMBERS:
+    for name in NUMBERS:
         value = fields.get(name)
         if value is None:
             continue

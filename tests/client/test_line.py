@@ -27,7 +27,8 @@ from asyncchat.client.pool import Call, Place, SessionPool, Statistics
 from asyncchat.client.reply import Reply
 from asyncchat.client.session import Session
 from asyncchat.policy.lease import Lease, Leasehold, Renewal
-from asyncchat.protocol.request import ChatRequest, Request
+from asyncchat.protocol.encoded import Request
+from asyncchat.protocol.request import ChatRequest
 from asyncchat.testing import ChatServer
 from tests.client.conftest import MakeClient, Waits, start
 

@@ -8,13 +8,14 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from asyncchat.protocol.encoded import EncodedRequest, request_in
-from asyncchat.protocol.request import ROLES, ChatRequest
+from asyncchat.protocol.request import NUMBERS, ROLES, ChatRequest
 
 SAID = [{"role": "user", "content": "grün"}]
 NAMES = (
     "temperature",
     "n",
     "max_tokens",
+    "max_completion_tokens",
     "seed",
     "stop",
     "stream",
@@ -131,6 +132,12 @@ def test_usual_body_is_sent_as_it_is(fields: dict[str, Any]) -> None:
 )
 def test_what_has_to_be_looked_at_is_made_anew(body: dict[str, Any]) -> None:
     assert request_in(encoded(body)) is None
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_every_number_that_is_checked_is_checked_here_too(name: str) -> None:
+    assert request_in(encoded({"model": "m", "messages": SAID, name: 1})) is not None
+    assert request_in(encoded({"model": "m", "messages": SAID, name: "1"})) is None
 
 
 def test_stream_is_asked_for_with_its_usage_unless_the_server_has_refused_that() -> None:

@@ -16,7 +16,8 @@ from asyncchat import Endpoint, Limits, RetryPolicy, Timeout
 from asyncchat.client.pool import Call, Place, SessionPool
 from asyncchat.client.reply import Reply
 from asyncchat.client.session import Session
-from asyncchat.protocol.request import ChatRequest, Request
+from asyncchat.protocol.encoded import Request
+from asyncchat.protocol.request import ChatRequest
 from tests.client.conftest import start
 from tests.storms.conftest import show
 

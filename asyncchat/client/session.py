@@ -37,8 +37,8 @@ from asyncchat.policy.endpoint import Endpoint, Key
 from asyncchat.policy.limits import Limits
 from asyncchat.policy.retry import rate_limits, requested_wait
 from asyncchat.policy.timeout import Timeout
+from asyncchat.protocol.encoded import Request
 from asyncchat.protocol.lenient import read_values
-from asyncchat.protocol.request import Request
 from asyncchat.protocol.response import fault_in
 
 __all__ = ["Session"]
@@ -205,9 +205,7 @@ class Session:
             PoolClosed: the session was closed.
         Cancellation: safe anywhere; the connection is closed.
         """
-        opened = self._open.get(asyncio.get_running_loop())
-        if opened is None or opened.http.closed or self.is_closed:
-            opened = await self._opened()
+        opened = self._at_hand() or await self._opened()
         secret = (
             key
             if key is None or isinstance(key, Secret)
@@ -398,15 +396,18 @@ class Session:
 
     # -------------------------------------------------------------------------------- open, close
 
-    async def _opened(self) -> _Open:
+    def _at_hand(self) -> _Open | None:
+        """Return what is open in the running loop, if anything is."""
         if self.is_closed:
             raise PoolClosed("the client is closed", hint="Make a new AsyncChat.")
+        opened = self._open.get(asyncio.get_running_loop())
+        return None if opened is None or opened.http.closed else opened
+
+    async def _opened(self) -> _Open:
         loop = asyncio.get_running_loop()
-        opened = self._open.get(loop)
-        if opened is None and loop in self._ended:
+        if loop in self._ended:
             raise PoolClosed("the event loop is being closed")
-        if opened is None or opened.http.closed:
-            opened = self._open[loop] = await self._make()
+        opened = self._open[loop] = await self._make()
         return opened
 
     async def _make(self) -> _Open:

@@ -42,8 +42,8 @@ class Use:
     def of_this_request(cls) -> Self:
         """Make one that the next connection of the running task fills in."""
         task = id(asyncio.current_task())
-        slot = _SLOT.get()
-        if slot is None or slot.task != task:
+        slot = _slot_of(task)
+        if slot is None:
             slot = _Slot(task)
             _SLOT.set(slot)
         made = slot.use = cls()
@@ -64,6 +64,11 @@ class _Slot:
 
 
 _SLOT: ContextVar[_Slot | None] = ContextVar("asyncchat_slot", default=None)
+
+
+def _slot_of(task: int) -> _Slot | None:
+    slot = _SLOT.get()
+    return slot if slot is not None and slot.task == task else None
 
 
 class _Guarded(ResponseHandler):
@@ -112,8 +117,8 @@ class _Connector(aiohttp.TCPConnector):
 
     async def connect(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  aiohttp's signature, passed on
         connection = await super().connect(*args, **kwargs)
-        slot = _SLOT.get()
-        use = None if slot is None or slot.task != id(asyncio.current_task()) else slot.use
+        slot = _slot_of(id(asyncio.current_task()))
+        use = None if slot is None else slot.use
         if use is not None:
             about = connection.protocol.__dict__
             use.previous = about.get("asyncchat_use")

@@ -17,9 +17,8 @@ from typing import IO
 
 import msgspec
 
-from asyncchat.batch.journal import final_lines, read_job, sync_directory
+from asyncchat.batch.journal import final_lines, job_in, sync_directory
 from asyncchat.batch.record import BatchRecord, Outcome, decode_record
-from asyncchat.errors import JournalError
 
 __all__ = ["Exported", "as_flat_line", "as_openai_line", "export"]
 
@@ -66,7 +65,7 @@ def export(
         JournalError: there is no job in one of the directories, or its records cannot be read. Nothing is written then.
         OSError: the file cannot be written.
     """
-    named = {directory: _name(directory) for directory in directories}
+    named = {directory: job_in(directory).id.encode() for directory in directories}
     form = as_flat_line if flat else as_openai_line
     found = Exported()
     with ExitStack() as stack:
@@ -89,16 +88,6 @@ def export(
         for line in _sorted(made, run_bytes, beside, stack) if ordered else made:
             put(line)
     return found
-
-
-def _name(directory: Path) -> bytes:
-    """Return what tells the job of a directory from others."""
-    job = read_job(directory)
-    if job is None:
-        raise JournalError(
-            f"there is no job in {directory}", hint="A job is the directory beside its output."
-        )
-    return job.id.encode()
 
 
 def _read_all(

@@ -14,10 +14,7 @@ _THRESHOLDS = 10_000, 50, 100
 
 @contextmanager
 def rare_collections() -> Generator[None]:
-    """Let the collector look seldom: a batch makes no cycles, and has so much alive that each look is dear.
-
-    Of a worker on Ray, looks at what Ray and pyarrow have alive take a sixth of all CPU.
-    """
+    """Let the collector look seldom: a batch makes no cycles, and has so much alive that each look is dear."""
     before = gc.get_threshold()
     gc.set_threshold(*_THRESHOLDS)
     try:

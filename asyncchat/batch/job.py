@@ -6,14 +6,14 @@ Not here: running it. All of it blocks, some microseconds a record, and may look
 import fcntl
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from asyncchat.batch.journal import final_lines, notes, read_job
-from asyncchat.batch.record import Sample, decode_attempt, decode_note
+from asyncchat.batch.journal import final_lines, job_in, notes
+from asyncchat.batch.record import Attempt, Sample, SessionNote, decode_attempt, decode_note
 from asyncchat.batch.report import Counting, Report
-from asyncchat.errors import JournalError
 
 __all__ = ["JobStatus", "report_of", "report_without_outcomes", "status_of"]
 
@@ -38,7 +38,7 @@ def status_of(directory: Path) -> JobStatus:
     Raises:
         JournalError: there is no job, or it cannot be read.
     """
-    _check(directory)
+    job_in(directory)
     ok, failures = 0, Counter[str]()
     for outcome, _ in final_lines(directory):
         if outcome.error is None:
@@ -57,10 +57,8 @@ def report_of(directory: Path) -> Report:
     Raises:
         JournalError: there is no job, or it cannot be read.
     """
-    made = report_without_outcomes(directory)
-    for outcome, _ in final_lines(directory):
-        made.outcome(outcome)
-    return made.report()
+    job_in(directory)
+    return Report.of((outcome for outcome, _ in final_lines(directory)), *_noted(directory))
 
 
 def report_without_outcomes(directory: Path) -> Counting:
@@ -69,20 +67,13 @@ def report_without_outcomes(directory: Path) -> Counting:
     Raises:
         JournalError: there is no job.
     """
-    _check(directory)
-    made = Counting()
-    for note in notes(directory, "samples", decode_note):
-        made.note(note)
-    for attempt in notes(directory, "attempts", decode_attempt):
-        made.attempt(attempt)
-    return made
+    job_in(directory)
+    return Counting(*_noted(directory))
 
 
-def _check(directory: Path) -> None:
-    if read_job(directory) is None:
-        raise JournalError(
-            f"there is no job in {directory}", hint="A job is the directory beside its output."
-        )
+def _noted(directory: Path) -> tuple[Iterator[Attempt], Iterator[Sample | SessionNote]]:
+    attempts = notes(directory, "attempts", decode_attempt)
+    return attempts, notes(directory, "samples", decode_note)
 
 
 def _holder(directory: Path) -> int | None:

@@ -37,6 +37,7 @@ __all__ = [
     "Journal",
     "Place",
     "final_lines",
+    "job_in",
     "line_at",
     "notes",
     "read_job",
@@ -96,6 +97,20 @@ def read_job(directory: Path) -> Job | None:
     if job.version > _VERSION:
         raise JournalError(
             f"{directory} was written by a newer version", hint="Update asyncchat to go on."
+        )
+    return job
+
+
+def job_in(directory: Path) -> Job:
+    """Return the job of a directory.
+
+    Raises:
+        JournalError: there is none, or it cannot be read.
+    """
+    job = read_job(directory)
+    if job is None:
+        raise JournalError(
+            f"there is no job in {directory}", hint="A job is the directory beside its output."
         )
     return job
 

@@ -179,11 +179,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         notes: Iterable[Sample | SessionNote],
     ) -> "Report":
         """Return the report of a batch. Each is read once: `notes` first, in the order in which they were written."""
-        count = Counting()
-        for note in notes:
-            count.note(note)
-        for attempt in attempts:
-            count.attempt(attempt)
+        count = Counting(attempts, notes)
         for outcome in outcomes:
             count.outcome(outcome)
         return count.report()
@@ -337,9 +333,9 @@ class _Runs:
 
 
 class Counting:
-    """A report in the making: first the notes, in the order in which they were written, then the rest in any order."""
+    """A report in the making, which lacks the outcomes. Each argument is read once, `notes` in the order in which they were written."""
 
-    def __init__(self) -> None:
+    def __init__(self, attempts: Iterable[Attempt], notes: Iterable[Sample | SessionNote]) -> None:
         self._runs = _Runs()
         self._timeline = Timeline()
         self._ok = self._failed = self._reused = 0
@@ -353,9 +349,12 @@ class Counting:
         # Shortest first; the place tells equals apart, so that outcomes are not compared.
         self._slowest: list[tuple[float, int, Outcome]] = []
         self._ends: tuple[float, float] | None = None  # the first and the last record
+        for note in notes:
+            self._note(note)
+        for attempt in attempts:
+            self._attempt(attempt)
 
-    def note(self, note: Sample | SessionNote) -> None:
-        """Count a run, or what was seen of one."""
+    def _note(self, note: Sample | SessionNote) -> None:
         runs = self._runs
         if isinstance(note, SessionNote):
             if note.end is None:
@@ -373,8 +372,7 @@ class Counting:
         if note.pause > 0:
             cell.paused += 1
 
-    def attempt(self, attempt: Attempt) -> None:
-        """Count an attempt that failed."""
+    def _attempt(self, attempt: Attempt) -> None:
         self._attempts[_bounded(attempt.kind, self._attempts, _MOST_KINDS)] += 1
         if attempt.endpoint is not None:
             self._endpoint(attempt.endpoint).failed_attempts += 1

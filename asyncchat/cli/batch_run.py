@@ -621,11 +621,14 @@ async def _write(plan: Plan, *, is_whole: bool, is_single: bool) -> "Report":
 
     def write() -> "Report":
         found = None
-        try:
-            report, found = export_all() if is_whole else (report_of(plan.job), None)
-        except BaseException:
-            sys.stderr.write(report_of(plan.job).text())
-            raise
+        if is_whole:
+            try:
+                report, found = export_all()
+            except OSError:  # what became of the inputs is said all the same
+                sys.stderr.write(report_of(plan.job).text())
+                raise
+        else:
+            report = report_of(plan.job)
         sys.stderr.write(report.text())
         sys.stderr.flush()
         if found is not None:

@@ -18,6 +18,7 @@ from asyncchat.batch.export import Exported, export
 from asyncchat.batch.journal import Job, Journal, write_job
 from asyncchat.batch.record import BatchError, Outcome, Trace, encode_record
 from asyncchat.errors import JournalError
+from tests.batch.conftest import completion
 
 Made = tuple[str, int, str | BatchError]
 """A record: its name, its place, and what the answer says or why there is none."""
@@ -28,20 +29,7 @@ def line_of(made: Made) -> bytes:
     trace = Trace(n, hash=f"{n:032x}", attempts=1, t_total=1.5, tokens=(7, 3, 0))
     if isinstance(said, BatchError):
         return encode_record(key, trace, error=said)
-    body = {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "created": 1,
-        "model": "m",
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": said},
-                "finish_reason": "stop",
-            }
-        ],
-        "a_field_of_tomorrow": {"x": [1]},
-    }
+    body = completion(said, a_field_of_tomorrow={"x": [1]})
     return encode_record(key, trace, body=msgspec.json.encode(body), request_id="req-9")
 
 

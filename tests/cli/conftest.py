@@ -1,7 +1,11 @@
 """What the tests of the command line share: a clean environment, and a server in a thread of its own."""
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from anyio.from_thread import start_blocking_portal
 
@@ -28,3 +32,16 @@ def server() -> Iterator[ChatServer]:
         portal.wrap_async_context_manager(ChatServer()) as server,
     ):
         yield server
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory, in which `asyncchat` is typed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["asyncchat"])
+    return tmp_path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file of answers."""
+    return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]

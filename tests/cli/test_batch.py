@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -17,16 +16,10 @@ from asyncchat.cli import main
 from asyncchat.cli.batch import arguments_to_run_again
 from asyncchat.cli.terminal import ARGUMENTS
 from asyncchat.testing import ChatServer, Reply
+from tests.cli.conftest import read
 
 Run = Callable[..., int]
 Seen = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["asyncchat"])
-    return tmp_path
 
 
 @pytest.fixture
@@ -41,10 +34,6 @@ def run(server: ChatServer, folder: Path) -> Run:
         return main(["batch", "run", source.name, f"{name}.jsonl", *target, *options])
 
     return run
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
 
 
 def fail(server: ChatServer, text: str, status: int) -> None:

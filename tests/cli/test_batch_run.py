@@ -21,6 +21,7 @@ from asyncchat.batch.journal import JobLock
 from asyncchat.cli import batch_run, main
 from asyncchat.testing import ChatServer, Reply
 from asyncchat.testing.wire import ReceivedRequest
+from tests.cli.conftest import read
 
 Run = Callable[..., int]
 Signals = Callable[..., None]
@@ -34,10 +35,6 @@ def lines(*prompts: str, **fields: object) -> str:
     )
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
-
-
 def said(line: dict[str, Any]) -> str:
     text: str = line["response"]["body"]["choices"][0]["message"]["content"]
     return text
@@ -45,13 +42,6 @@ def said(line: dict[str, Any]) -> str:
 
 def asked(server: ChatServer) -> list[str]:
     return [request.last_text for request in server.requests]
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["asyncchat"])
-    return tmp_path
 
 
 @pytest.fixture
